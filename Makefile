@@ -1,0 +1,38 @@
+# Every target works on a fresh checkout: the environment is made on first use and again when its inputs change.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+
+.DEFAULT_GOAL := help
+.PHONY: help install demo test lint typecheck bench clean
+
+help: ## show this list
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+$(READY): pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable ".[dev]"
+	@touch $@
+
+install: $(READY) ## create .venv with medbn and the development tools
+
+demo: $(READY) ## poison a batch and watch what three kinds of normalisation do
+	$(BIN)/python -m medbn.demo
+
+test: $(READY) ## run all tests
+	$(BIN)/python -m pytest
+
+lint: $(READY) ## check style and formatting
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+
+typecheck: $(READY) ## check types strictly
+	$(BIN)/mypy
+
+bench: $(READY) ## time the layer against BatchNorm, side by side
+	$(BIN)/python benchmarks/layer.py
+
+clean: ## remove the environment and everything generated
+	rm -rf $(VENV) build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

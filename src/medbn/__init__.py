@@ -1,0 +1,40 @@
+"""Safe test-time adaptation: batch normalisation that a few crafted images cannot hijack.
+
+import medbn
+
+model = medbn.convert(model, estimator="median")   # every BatchNorm is now MedBN; same parameters, same keys
+"""
+
+from . import estimators, functional, policies, robust
+from .convert import convert, register_tail, revert
+from .hooks import backward_through, capture
+from .layers import (
+    MedBatchNorm1d,
+    MedBatchNorm2d,
+    MedBatchNorm3d,
+    RobustBatchNorm,
+    RobustBatchNorm1d,
+    RobustBatchNorm2d,
+    RobustBatchNorm3d,
+)
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "MedBatchNorm1d",
+    "MedBatchNorm2d",
+    "MedBatchNorm3d",
+    "RobustBatchNorm",
+    "RobustBatchNorm1d",
+    "RobustBatchNorm2d",
+    "RobustBatchNorm3d",
+    "backward_through",
+    "capture",
+    "convert",
+    "estimators",
+    "functional",
+    "policies",
+    "register_tail",
+    "revert",
+    "robust",
+]

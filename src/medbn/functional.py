@@ -1,0 +1,183 @@
+"""The defence as functions: estimate a batch's statistics, normalise with them.
+
+``statistics`` and ``normalise`` are the two halves of a robust BatchNorm; ``robust_norm`` is both. Non-finite values
+are dealt with here, once, for every estimator: an image that has a NaN or an infinity is *isolated*, which means that
+it takes no part in the statistics, that its own output is NaN, and that no gradient enters or leaves it.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from . import estimators, kernels
+from ._names import unknown
+from .estimators import Estimator
+
+NONFINITE = ("isolate", "propagate")
+
+
+def statistics(
+    x: Tensor,
+    estimator: str | Estimator = "median",
+    *,
+    valid: Tensor | None = None,
+    nonfinite: str | None = None,
+) -> tuple[Tensor, Tensor]:
+    """The centre and the variance of each channel of ``x``.
+
+    Args:
+        x: ``(B, C, *)``, any rank from 2 on, any floating dtype.
+        estimator: a name from ``medbn.estimators.available()``, or an Estimator.
+        valid: a ``(B,)`` boolean mask of the images that count; None for all.
+        nonfinite: ``"isolate"`` leaves images with NaN or ±Inf out, ``"propagate"`` lets them through as torch does;
+            None is ``"isolate"`` for robust estimators and ``"propagate"`` for ``mean``.
+
+    Returns:
+        Two ``(C,)`` tensors in float32 (float64 for float64 input), differentiable. NaN when no image counts.
+
+    >>> x = torch.tensor([[1.0], [2.0], [3.0], [1e9]])
+    >>> statistics(x, "median")[0], statistics(x, "mean")[0]
+    (tensor([2.]), tensor([2.5000e+08]))
+    """
+    batch = examine(x, estimators.get(estimator), valid, nonfinite)
+    return batch.centre, batch.variance
+
+
+def normalise(
+    x: Tensor,
+    centre: Tensor,
+    variance: Tensor,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = 1e-5,
+) -> Tensor:
+    """Equation 1: ``weight · (x − centre) / √(variance + eps) + bias``, in the dtype and memory format of ``x``."""
+    _check_input(x)
+    dtype = kernels.working_dtype(x)
+    return kernels.normalise(x, centre.to(dtype), variance.to(dtype), weight, bias, eps)
+
+
+def robust_norm(
+    x: Tensor,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    estimator: str | Estimator = "median",
+    eps: float = 1e-5,
+    *,
+    valid: Tensor | None = None,
+    nonfinite: str | None = None,
+) -> Tensor:
+    """Normalise ``x`` with its own statistics: what ``F.batch_norm(training=True)`` does, with any estimator.
+
+    >>> x = torch.randn(8, 3, 5, 5)
+    >>> plain = torch.nn.functional.batch_norm(x, None, None, training=True)
+    >>> torch.allclose(robust_norm(x, estimator="mean"), plain, atol=1e-5)
+    True
+    """
+    estimator = estimators.get(estimator)
+    if valid is None and is_batch_norm(x, estimator, nonfinite):
+        return F.batch_norm(x, None, None, weight, bias, True, 0.0, eps)
+    batch = examine(x, estimator, valid, nonfinite)
+    return batch.mark(normalise(batch.x, batch.centre, batch.variance, weight, bias, eps))
+
+
+def is_batch_norm(x: Tensor, estimator: Estimator, nonfinite: str | None) -> bool:
+    """Whether torch's own kernel computes exactly this; it refuses a single value per channel."""
+    plain = estimator.function is estimators.mean and not isolates(estimator, nonfinite)
+    return plain and x.dim() > 1 and x.numel() > x.shape[1]
+
+
+class Batch(NamedTuple):
+    """A batch and what an estimator made of it."""
+
+    x: Tensor
+    """The input; isolated images are zero."""
+    centre: Tensor
+    variance: Tensor
+    finite: Tensor | None
+    """``(B,)`` mask of the images that are not isolated; None when none is."""
+    counted: Tensor | None
+    """How many images the statistics come from; None for all of them."""
+
+    def mark(self, y: Tensor) -> Tensor:
+        """Make the output of isolated images NaN, and let no gradient into them."""
+        return y if self.finite is None else y.masked_fill(~_per_image(self.finite, y), torch.nan)
+
+
+def examine(
+    x: Tensor,
+    estimator: Estimator,
+    valid: Tensor | None = None,
+    nonfinite: str | None = None,
+    backward: Estimator | None = None,
+) -> Batch:
+    """Isolate, then estimate. With ``backward``, values are the estimator's and gradients those of ``backward``."""
+    _check_input(x)
+    valid = _check_valid(valid, x)
+    x, finite = isolate(x) if isolates(estimator, nonfinite) else (x, None)
+    if finite is not None:
+        valid = finite if valid is None else valid & finite
+    if backward is None:
+        centre, variance = estimator(x, valid)
+    else:
+        with torch.no_grad():
+            values = estimator(x, valid)
+        centre, variance = (kernels.substitute(v, g) for v, g in zip(values, backward(x, valid), strict=True))
+    counted = None
+    if valid is not None:
+        counted = valid.sum()
+        centre, variance = (s.masked_fill(counted == 0, torch.nan) for s in (centre, variance))
+    return Batch(x, centre, variance, finite, counted)
+
+
+def isolates(estimator: Estimator, nonfinite: str | None) -> bool:
+    """Whether images with non-finite values are to be left out."""
+    if nonfinite is None:
+        return estimator.robust
+    if nonfinite not in NONFINITE:
+        raise unknown("nonfinite", nonfinite, NONFINITE)
+    return nonfinite == "isolate"
+
+
+def isolate(x: Tensor) -> tuple[Tensor, Tensor | None]:
+    """Zero every image that has a non-finite value; the mask of the others, or None if there is nothing to do."""
+    values, axes = x.detach(), list(range(1, x.dim()))
+    finite = values.amax(axes).isfinite() & values.amin(axes).isfinite()
+    if _all_known_true(finite):
+        return x, None
+    return x.masked_fill(~_per_image(finite, x), 0), finite
+
+
+def _per_image(mask: Tensor, x: Tensor) -> Tensor:
+    return mask.view(-1, *[1] * (x.dim() - 1))
+
+
+def _all_known_true(mask: Tensor) -> bool:
+    """Whether all are true, where that can be read without making a GPU wait or a traced program depend on it."""
+    return mask.device.type == "cpu" and not torch.compiler.is_compiling() and bool(mask.all())
+
+
+def _check_input(x: Tensor) -> None:
+    if not isinstance(x, Tensor):
+        raise TypeError(f"expected a tensor (B, C, *), got {type(x).__name__}.")
+    if x.dim() < 2:
+        raise ValueError(f"expected input (B, C, *) of at least 2 dimensions, got shape {tuple(x.shape)}.")
+    if not x.is_floating_point():
+        raise TypeError(f"expected floating point input, got {x.dtype}; convert it first, for example with .float().")
+    if 0 in x.shape:
+        raise ValueError(f"cannot take statistics of an empty batch: input has shape {tuple(x.shape)}.")
+
+
+def _check_valid(valid: Tensor | None, x: Tensor) -> Tensor | None:
+    if valid is None:
+        return None
+    if valid.dtype != torch.bool or valid.shape != x.shape[:1]:
+        raise ValueError(
+            f"valid must be a boolean mask with one entry per image, ({x.shape[0]},);"
+            f" got {valid.dtype} of shape {tuple(valid.shape)}."
+        )
+    return None if _all_known_true(valid) else valid

@@ -1,0 +1,107 @@
+"""Contexts that look into robust layers, or change how they behave for a while, so that nobody patches a layer.
+
+Each takes a model, acts on all its robust layers, changes no parameter and no statistic, and leaves nothing behind.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor, nn
+
+from . import estimators
+from .estimators import Estimator
+from .layers import Pass, RobustBatchNorm
+
+
+@dataclass(frozen=True, eq=False)
+class Observation:
+    """One layer in one forward pass. Tensors are part of the autograd graph."""
+
+    name: str
+    """The layer's name in the model."""
+    layer: RobustBatchNorm
+    input: Tensor | None
+    """What went in; None with ``capture(..., inputs=False)``."""
+    centre: Tensor
+    """What the layer normalised with, after its policy."""
+    variance: Tensor
+    batch_centre: Tensor | None
+    """What the estimator made of this batch; None under the policy ``source``, which does not look at it."""
+    batch_variance: Tensor | None
+
+
+@contextmanager
+def capture(model: nn.Module, *, inputs: bool = True) -> Iterator[list[Observation]]:
+    """Collect what every robust layer saw and used, in the order of execution.
+
+    The list grows with each forward pass and is emptied on exit, so that no activation outlives the context: take what
+    you need inside it. ``inputs=False`` keeps the statistics alone.
+
+    >>> import torch, medbn
+    >>> model = medbn.convert(nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8)))
+    >>> with medbn.capture(model) as seen:
+    ...     _ = model(torch.randn(4, 3, 8, 8))
+    ...     print(seen[0].name, tuple(seen[0].input.shape), tuple(seen[0].centre.shape))
+    1 (4, 8, 6, 6) (8,)
+    """
+    layers = robust_layers(model)
+    names = {layer: name for name, layer in layers.items()}
+    seen: list[Observation] = []
+
+    def observe(p: Pass) -> None:
+        input = p.input if inputs else None
+        statistics = (p.centre, p.variance, p.batch_centre, p.batch_variance)
+        seen.append(Observation(names[p.layer], p.layer, input, *statistics))
+
+    with _set(layers, _observers=lambda layer: (*layer._observers, observe)):
+        try:
+            yield seen
+        finally:
+            seen.clear()
+
+
+@contextmanager
+def backward_through(model: nn.Module, estimator: str | Estimator) -> Iterator[None]:
+    """Keep every forward value, to the bit, and take the gradient of the statistics from another estimator.
+
+    With ``"mean"`` this is the straight-through gradient that an attacker uses against a median, whose own gradient
+    reaches one element per channel. It acts where gradients are recorded: run the forward pass inside.
+    """
+    stand_in = estimators.get(estimator)
+    with _set(robust_layers(model), _backward=lambda layer: stand_in):
+        yield
+
+
+@contextmanager
+def counting_only(model: nn.Module, valid: Tensor) -> Iterator[None]:
+    """Let only the images that ``valid``, a ``(B,)`` mask, marks take part in the statistics: for padded batches."""
+    with _set(robust_layers(model), _valid=lambda layer: valid):
+        yield
+
+
+def robust_layers(model: nn.Module) -> dict[str, RobustBatchNorm]:
+    """The model's robust layers by name, each once."""
+    layers = {name: module for name, module in model.named_modules() if isinstance(module, RobustBatchNorm)}
+    if not layers:
+        raise ValueError(
+            f"{type(model).__name__} has no robust BatchNorm layer; make its layers robust first: medbn.convert(model)."
+        )
+    return layers
+
+
+@contextmanager
+def _set(layers: dict[str, RobustBatchNorm], **settings: Any) -> Iterator[None]:
+    """Set attributes of all layers, computed from each, and put the old values back."""
+    before = [(layer, name, getattr(layer, name)) for layer in layers.values() for name in settings]
+    try:
+        for layer in layers.values():
+            for name, value in settings.items():
+                setattr(layer, name, value(layer))
+        yield
+    finally:
+        for layer, name, value in before:
+            setattr(layer, name, value)

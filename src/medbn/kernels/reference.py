@@ -1,0 +1,261 @@
+"""The reference kernels: exact, in plain torch, on any device.
+
+Input is ``(B, C, *)`` and finite wherever it counts; ``valid`` is a ``(B,)`` mask of the images that count, or None for
+all of them. Results are per channel, in float32 or wider. Everything is differentiable, twice too, and keeps for the
+backward pass nothing larger than its input: autograd over the plain formulas would keep four activations where
+BatchNorm keeps one. Nothing reads a value on the host, so a GPU never waits.
+"""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+from torch.autograd import Function
+
+# An exported program must hold aten operators alone, and one that needs no gradient gains nothing from a Function.
+_exporting = getattr(torch.compiler, "is_exporting", lambda: False)
+
+
+def working_dtype(x: Tensor) -> torch.dtype:
+    """The dtype statistics are computed in: float32 for anything narrower, else the input's own."""
+    return torch.float32 if x.dtype in (torch.float16, torch.bfloat16) else x.dtype
+
+
+def _records(*tensors: Tensor | None) -> bool:
+    """Whether autograd will want these tensors' gradients."""
+    return torch.is_grad_enabled() and not _exporting() and any(t is not None and t.requires_grad for t in tensors)
+
+
+def _apply(function: type[Function], *arguments: Any) -> Any:
+    return function.apply(*arguments)  # type: ignore[no-untyped-call]
+
+
+def _planes(x: Tensor) -> Tensor:
+    """``(B, C, *)`` as ``(B, C, S)``; a view in both memory formats."""
+    return x.reshape(x.shape[0], x.shape[1], -1)
+
+
+def _rows(x: Tensor) -> Tensor:
+    """``(B, C, *)`` as ``(C, N)``, every channel's values in (b, h, w) order."""
+    return x.transpose(0, 1).reshape(x.shape[1], -1)
+
+
+def _masked(planes: Tensor, valid: Tensor | None) -> Tensor:
+    return planes if valid is None else planes.masked_fill(~valid.view(-1, 1, 1), 0)
+
+
+def _count(planes: Tensor, valid: Tensor | None) -> Tensor | int:
+    """How many values of each channel count: at least 1, so that an empty selection divides by something."""
+    size = planes.shape[2]
+    return planes.shape[0] * size if valid is None else valid.sum().clamp(min=1) * size
+
+
+# --- selection ------------------------------------------------------------------------------------------------------
+
+
+def lower_median(x: Tensor, valid: Tensor | None = None) -> Tensor:
+    """The order statistic at rank ⌊(n−1)/2⌋ of each channel; its gradient goes to the first element that has it."""
+    rows = _rows(x.detach())
+    values = _select(rows, x, valid)
+    if _records(x):
+        values = substitute(values, _pick(x, _first(rows, values, x, valid)))
+    return values.to(working_dtype(x))
+
+
+def median_absolute_deviation(x: Tensor, centre: Tensor, valid: Tensor | None = None) -> Tensor:
+    """The lower median of ``|x − centre|`` of each channel; differentiable in ``x`` and ``centre``."""
+    deviations = (_rows(x.detach()).to(centre.dtype) - centre.detach().unsqueeze(1)).abs()
+    values = _select(deviations, x, valid)
+    if _records(x, centre):
+        selected = _pick(x, _first(deviations, values, x, valid)).to(centre.dtype)
+        values = substitute(values, (selected - centre).abs())
+    return values
+
+
+def _select(rows: Tensor, x: Tensor, valid: Tensor | None) -> Tensor:
+    rows = _with_balanced_gaps(rows, x, valid)
+    if rows.is_cuda and torch.are_deterministic_algorithms_enabled():
+        # torch.median returns indices, which CUDA refuses to do deterministically. A sort has NaN last.
+        ordered = rows.sort(dim=1).values
+        values = torch.where(ordered[:, -1].isnan(), ordered[:, -1], ordered[:, (rows.shape[1] - 1) // 2])
+    else:
+        values = rows.median(dim=1).values
+    return values + 0.0  # −0.0 becomes +0.0
+
+
+def _with_balanced_gaps(rows: Tensor, x: Tensor, valid: Tensor | None) -> Tensor:
+    """Put ±inf where an image does not count, as many of each as leave the median of the others at its rank."""
+    if valid is None:
+        return rows
+    keep = _keep(x, valid)
+    below = (keep.numel() - 1) // 2 - (keep.sum() - 1) // 2
+    gaps = torch.where((~keep).cumsum(0) <= below, -torch.inf, torch.inf).to(rows.dtype)
+    return torch.where(keep, rows, gaps)
+
+
+def _keep(x: Tensor, valid: Tensor) -> Tensor:
+    """The mask over images as a mask over the N values of a row."""
+    return valid.unsqueeze(1).expand(-1, x[0, 0].numel()).reshape(-1)
+
+
+def _first(rows: Tensor, values: Tensor, x: Tensor, valid: Tensor | None) -> Tensor:
+    """Where each row has its value first. argmax returns the first of equal maxima, on every device."""
+    found = rows == values.unsqueeze(1)
+    if valid is not None:
+        found = found & _keep(x, valid)
+    return found.to(torch.uint8).argmax(dim=1)
+
+
+def _pick(x: Tensor, index: Tensor) -> Tensor:
+    """One element of each channel, by its position in (b, h, w) order."""
+    planes = _planes(x)
+    channels = torch.arange(planes.shape[1], device=x.device)
+    return planes[index // planes.shape[2], channels, index % planes.shape[2]]
+
+
+def middle_over_images(values: Tensor, valid: Tensor | None = None) -> Tensor:
+    """The median of ``(B, C)`` over images: the mean of the two middle values when their number is even."""
+    images = values.shape[0]
+    if valid is None:
+        ordered = values.sort(dim=0, stable=True).values
+        middle = 0.5 * ordered[(images - 1) // 2] + 0.5 * ordered[images // 2]
+    else:
+        keep = valid.unsqueeze(1)
+        ordered = values.masked_fill(~keep, torch.inf).sort(dim=0, stable=True).values
+        count = valid.sum().clamp(min=1)
+        middle = 0.5 * ordered.index_select(0, ((count - 1) // 2).view(1)).squeeze(0)
+        middle = middle + 0.5 * ordered.index_select(0, (count // 2).view(1)).squeeze(0)
+        values = values.masked_fill(~keep, 0)
+    return torch.where(values.isnan().any(dim=0), torch.nan, middle)
+
+
+# --- moments --------------------------------------------------------------------------------------------------------
+
+
+def square_deviation(x: Tensor, centre: Tensor, valid: Tensor | None = None) -> Tensor:
+    """The mean of ``(x − centre)²`` of each channel; differentiable in both."""
+    if _records(x, centre):
+        return cast(Tensor, _apply(_SquareDeviation, x, centre, valid))
+    return _SquareDeviation.forward(None, x, centre, valid)
+
+
+class _SquareDeviation(Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, centre: Tensor, valid: Tensor | None) -> Tensor:
+        if ctx is not None:
+            ctx.save_for_backward(x, centre, valid)
+        deviation = _SquareDeviation.deviation(x, centre, valid)
+        return deviation.square().sum(dim=(0, 2)) / _count(deviation, valid)
+
+    @staticmethod
+    def deviation(x: Tensor, centre: Tensor, valid: Tensor | None) -> Tensor:
+        return _masked(_planes(x).to(centre.dtype) - centre.unsqueeze(1), valid)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        x, centre, valid = ctx.saved_tensors
+        deviation = _SquareDeviation.deviation(x, centre, valid)
+        slope = 2.0 * grads[0] / _count(deviation, valid)
+        d_x = (deviation * slope.unsqueeze(1)).to(x.dtype).view(x.shape)
+        return d_x, -slope * deviation.sum(dim=(0, 2)), None
+
+
+def image_moments(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Each image's own mean and biased variance in each channel, both ``(B, C)``."""
+    if _records(x):
+        return cast(tuple[Tensor, Tensor], _apply(_ImageMoments, x))
+    return _ImageMoments.forward(None, x)
+
+
+class _ImageMoments(Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> tuple[Tensor, Tensor]:
+        planes = _planes(x).to(working_dtype(x))
+        mean = planes.mean(dim=2)
+        variance = (planes - mean.unsqueeze(2)).square().mean(dim=2)
+        if ctx is not None:
+            ctx.save_for_backward(x)
+        return mean, variance
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        (x,) = ctx.saved_tensors
+        d_mean, d_variance = grads
+        planes = _planes(x).to(d_mean.dtype)
+        size = planes.shape[2]
+        deviation = planes - planes.mean(dim=2, keepdim=True)
+        d_x = (d_mean.unsqueeze(2) + 2.0 * d_variance.unsqueeze(2) * deviation) / size
+        return d_x.to(x.dtype).view(x.shape)
+
+
+# --- normalisation --------------------------------------------------------------------------------------------------
+
+
+def normalise(
+    x: Tensor, centre: Tensor, variance: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float
+) -> Tensor:
+    """``weight · (x − centre) / √(variance + eps) + bias``, differentiable in all five tensors."""
+    weight = weight if weight is None else weight.to(centre.dtype)
+    bias = bias if bias is None else bias.to(centre.dtype)
+    if _records(x, centre, variance, weight, bias):
+        return cast(Tensor, _apply(_Normalise, x, centre, variance, weight, bias, eps))
+    if centre.requires_grad or variance.requires_grad:  # exporting: torch's kernel takes statistics as constants only
+        centre, variance = centre.detach(), variance.detach()
+    return _Normalise.forward(None, x, centre, variance, weight, bias, eps)
+
+
+class _Normalise(Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        centre: Tensor,
+        variance: Tensor,
+        weight: Tensor | None,
+        bias: Tensor | None,
+        eps: float,
+    ) -> Tensor:
+        if ctx is not None:
+            ctx.save_for_backward(x, centre, variance, weight)
+            ctx.eps = eps
+        # torch's own kernel with given statistics: one pass, in the input's memory format.
+        return torch.batch_norm(x, weight, bias, centre, variance, False, 0.0, eps, torch.backends.cudnn.enabled)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        (g,) = grads
+        x, centre, variance, weight = ctx.saved_tensors
+        inverse_std = torch.rsqrt(variance + ctx.eps)
+        scale = inverse_std if weight is None else weight * inverse_std
+        if torch.is_grad_enabled():  # someone will differentiate this backward pass: use what autograd can follow
+            along = _planes(g).to(centre.dtype)
+            standard = (_planes(x).to(centre.dtype) - centre.unsqueeze(1)) * inverse_std.unsqueeze(1)
+            d_x = (along * scale.unsqueeze(1)).to(x.dtype).view(x.shape)
+            d_weight, d_bias = (along * standard).sum(dim=(0, 2)), along.sum(dim=(0, 2))
+        else:
+            d_x, d_weight, d_bias = torch.ops.aten.native_batch_norm_backward(
+                g, x, weight, centre, variance, None, None, False, ctx.eps, [ctx.needs_input_grad[0], True, True]
+            )
+        d_centre, d_variance = -scale * d_bias, -0.5 * scale * inverse_std * d_weight
+        wanted = ctx.needs_input_grad
+        return d_x, d_centre, d_variance, d_weight if wanted[3] else None, d_bias if wanted[4] else None, None
+
+
+# --- one value forward, another backward ----------------------------------------------------------------------------
+
+
+def substitute(value: Tensor, gradient: Tensor) -> Tensor:
+    """Return ``value``, to the bit, and send whatever gradient comes back through ``gradient``."""
+    return cast(Tensor, _apply(_Substitute, value.detach(), gradient))
+
+
+class _Substitute(Function):
+    @staticmethod
+    def forward(ctx: Any, value: Tensor, gradient: Tensor) -> Tensor:
+        return value.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        return None, grads[0]

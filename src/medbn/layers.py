@@ -1,0 +1,282 @@
+"""BatchNorm with a choice of estimator and of policy.
+
+The layers are torch's: same constructor arguments, same parameters and buffers, same ``state_dict`` keys, so any
+checkpoint loads strictly both ways. ``running_mean`` and ``running_var`` hold the *source* statistics. Only
+``load_state_dict`` and real training (train() mode, policy ``batch``, ``track_running_stats``) write them; a forward
+pass in eval() writes nothing at all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from . import estimators, functional, kernels, policies
+from .estimators import Estimator
+from .policies import Policy
+
+
+class Pass(NamedTuple):
+    """What a layer saw and did in one forward pass; tensors are part of the autograd graph."""
+
+    layer: RobustBatchNorm
+    input: Tensor
+    batch_centre: Tensor | None
+    """What the estimator made of this batch; None under the policy ``source``, which does not look at it."""
+    batch_variance: Tensor | None
+    centre: Tensor
+    """What the layer normalised with."""
+    variance: Tensor
+
+
+_EQUIPMENT = ("_estimator", "_policy", "_nonfinite", "_valid", "_backward", "_observers", "_converted_from", "_tail")
+
+
+class RobustBatchNorm(_BatchNorm):
+    """BatchNorm over input ``(B, C, *)`` of any rank, with any estimator and policy.
+
+    Args:
+        num_features: the number of channels C.
+        eps, momentum, affine, track_running_stats, device, dtype: as in ``torch.nn.BatchNorm2d``.
+        estimator: how a batch becomes a centre and a variance; see ``medbn.estimators``.
+        policy: which statistics normalise; see ``medbn.policies``.
+        nonfinite: what to do with images that have NaN or ±Inf; see ``medbn.functional.statistics``. A batch with no
+            finite image is normalised with the statistics that the layer holds; a layer that holds none returns NaN.
+        torch_options: what newer versions of torch add, like ``bias=False``.
+
+    >>> layer = RobustBatchNorm2d(64, estimator="median", policy="batch").eval()
+    >>> layer(torch.randn(8, 64, 4, 4)).shape
+    torch.Size([8, 64, 4, 4])
+    """
+
+    # The moving average of the policy `ema`; None while it still equals the source statistics.
+    ema_mean: Tensor | None
+    ema_var: Tensor | None
+    num_batches_tracked: Tensor | None
+
+    def __init__(
+        self,
+        num_features: int,
+        eps: float = 1e-5,
+        momentum: float | None = 0.1,
+        affine: bool = True,
+        track_running_stats: bool = True,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        *,
+        estimator: str | Estimator = "median",
+        policy: str | Policy = "batch",
+        nonfinite: str | None = None,
+        **torch_options: Any,
+    ) -> None:
+        super().__init__(num_features, eps, momentum, affine, track_running_stats, device, dtype, **torch_options)
+        self._equip(estimator, policy, nonfinite)
+
+    def _equip(self, estimator: str | Estimator, policy: str | Policy, nonfinite: str | None) -> None:
+        """Add to a torch BatchNorm what makes it a robust one."""
+        self.register_buffer("ema_mean", None, persistent=False)
+        self.register_buffer("ema_var", None, persistent=False)
+        self.estimator = estimator
+        self.nonfinite = nonfinite
+        self.policy = policy
+        # Set for a while by the contexts of medbn.hooks.
+        self._valid: Tensor | None = None
+        self._backward: Estimator | None = None
+        self._observers: tuple[Callable[[Pass], None], ...] = ()
+        # Set for good by medbn.convert.
+        self._converted_from: type[_BatchNorm] | None = None
+        self._tail: Callable[[nn.Module, Tensor], Tensor] | None = None
+
+    def _unequip(self) -> None:
+        """Take away what ``_equip`` added."""
+        for added in ("ema_mean", "ema_var", *_EQUIPMENT):
+            delattr(self, added)
+
+    @property
+    def estimator(self) -> Estimator:
+        """How a batch becomes a centre and a variance. Names are accepted."""
+        return self._estimator
+
+    @estimator.setter
+    def estimator(self, estimator: str | Estimator) -> None:
+        self._estimator = estimators.get(estimator)
+
+    @property
+    def policy(self) -> Policy:
+        """Which statistics normalise. Names are accepted."""
+        return self._policy
+
+    @policy.setter
+    def policy(self, policy: str | Policy) -> None:
+        policy = policies.get(policy)
+        if policy.reference is not None and self.running_mean is None:
+            raise ValueError(
+                f"policy {policy} needs source statistics, and this layer has none"
+                " (track_running_stats=False); use policy 'batch'."
+            )
+        self._policy = policy
+
+    @property
+    def nonfinite(self) -> str | None:
+        """``"isolate"``, ``"propagate"``, or None for the estimator's default."""
+        return self._nonfinite
+
+    @nonfinite.setter
+    def nonfinite(self, nonfinite: str | None) -> None:
+        functional.isolates(self.estimator, nonfinite)
+        self._nonfinite = nonfinite
+
+    def _check_input_dim(self, input: Tensor) -> None:
+        if input.dim() < 2:
+            raise ValueError(f"expected at least 2D input (got {input.dim()}D input)")
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Normalise ``input`` as the policy says."""
+        self._check_input_dim(input)
+        output = self._torch_forward(input) if self._torch_suffices(input) else self._robust_forward(input)
+        return output if self._tail is None else self._tail(self, output)
+
+    def _torch_suffices(self, input: Tensor) -> bool:
+        """Whether torch's own kernel computes exactly this pass: plain BatchNorm, or frozen source statistics."""
+        if self._observers or self._valid is not None or self._backward is not None:
+            return False
+        if self._policy.name == "source":
+            return not (torch.is_grad_enabled() and self._isolates())
+        return self._policy.name == "batch" and functional.is_batch_norm(input, self._estimator, self._nonfinite)
+
+    def _torch_forward(self, input: Tensor) -> Tensor:
+        if self._policy.name == "source":
+            return F.batch_norm(
+                input, self.running_mean, self.running_var, self.weight, self.bias, False, 0.0, self.eps
+            )
+        if not self._tracks():
+            return F.batch_norm(input, None, None, self.weight, self.bias, True, 0.0, self.eps)
+        factor = float(self._tracking_factor())
+        return F.batch_norm(input, self.running_mean, self.running_var, self.weight, self.bias, True, factor, self.eps)
+
+    def _robust_forward(self, input: Tensor) -> Tensor:
+        if self._policy.name == "source":
+            x, finite = functional.isolate(input) if self._isolates() else (input, None)
+            centre, variance = self._held(x)
+            batch = functional.Batch(x, centre, variance, finite, None)
+            estimated: tuple[Tensor | None, Tensor | None] = (None, None)
+        else:
+            batch = functional.examine(input, self._estimator, self._valid, self._nonfinite, self._backward)
+            estimated = (batch.centre, batch.variance)
+            centre, variance = self._mixed(batch)
+            if self._tracks():
+                self._track(batch)
+        for observe in self._observers:
+            observe(Pass(self, input, *estimated, centre, variance))
+        return batch.mark(functional.normalise(batch.x, centre, variance, self.weight, self.bias, self.eps))
+
+    def _isolates(self) -> bool:
+        return functional.isolates(self._estimator, self._nonfinite)
+
+    def _held(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """What the layer knows without a batch: its moving average under ``ema``, else the source statistics."""
+        moving = self._policy.reference == "ema" and self.ema_mean is not None
+        mean, var = (self.ema_mean, self.ema_var) if moving else (self.running_mean, self.running_var)
+        assert mean is not None
+        assert var is not None
+        dtype = kernels.working_dtype(x)
+        return mean.to(dtype), var.to(dtype)
+
+    def _mixed(self, batch: functional.Batch) -> tuple[Tensor, Tensor]:
+        centre, variance, weight = batch.centre, batch.variance, self._policy.weight
+        if self.running_mean is None or (weight == 1.0 and batch.counted is None):
+            return centre, variance
+        held = self._held(batch.x)
+        if weight != 1.0:
+            centre, variance = (weight * b + (1.0 - weight) * h for b, h in zip((centre, variance), held, strict=True))
+        if batch.counted is not None:
+            nothing = batch.counted == 0
+            centre, variance = (torch.where(nothing, h, s) for s, h in zip((centre, variance), held, strict=True))
+        return centre, variance
+
+    def commit(self, centre: Tensor, variance: Tensor) -> None:
+        """Let one batch's statistics into the moving average of the policy ``ema``. Nothing else ever does.
+
+        Non-finite statistics, from a batch with no finite image, change nothing.
+        """
+        if self._policy.reference != "ema":
+            raise ValueError(
+                f"only the policy 'ema' has statistics to commit to; this layer's policy is {self.policy}."
+            )
+        with torch.no_grad():
+            held = self._held(centre)
+            usable = centre.isfinite() & variance.isfinite()
+            weight = self._policy.weight
+            self.ema_mean, self.ema_var = (
+                torch.where(usable, weight * new + (1.0 - weight) * old, old)
+                for new, old in zip((centre, variance), held, strict=True)
+            )
+
+    def reset(self) -> None:
+        """Forget the moving average: the policy ``ema`` starts again at the source statistics."""
+        self.ema_mean = self.ema_var = None
+
+    def _tracks(self) -> bool:
+        return self.training and self.track_running_stats and self._policy.name == "batch"
+
+    def _tracking_factor(self) -> float | Tensor:
+        assert self.num_batches_tracked is not None
+        self.num_batches_tracked.add_(1)
+        return 1.0 / self.num_batches_tracked if self.momentum is None else self.momentum
+
+    def _track(self, batch: functional.Batch) -> None:
+        """Real training: move the source statistics as torch does, with the unbiased variance."""
+        assert self.running_mean is not None
+        assert self.running_var is not None
+        with torch.no_grad():
+            factor = self._tracking_factor()
+            images = batch.x.shape[0] if batch.counted is None else batch.counted
+            count = torch.as_tensor(images * batch.x[0, 0].numel(), device=batch.x.device)
+            unbiased = batch.variance * count / (count - 1).clamp(min=1)
+            for running, new in ((self.running_mean, batch.centre), (self.running_var, unbiased)):
+                moved = factor * new + (1.0 - factor) * running
+                running.copy_(torch.where(count == 0, running, moved))
+
+    def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
+        super()._load_from_state_dict(*args, **kwargs)
+        self.reset()  # new source statistics: the moving average starts from them
+
+    def extra_repr(self) -> str:
+        """What torch shows, then what is ours."""
+        ours = f"{super().extra_repr()}, estimator={self.estimator.name}, policy={self.policy}"  # type: ignore[no-untyped-call]
+        return ours + (f", nonfinite={self.nonfinite}" if self.nonfinite else "")
+
+
+class RobustBatchNorm1d(RobustBatchNorm, nn.BatchNorm1d):
+    """``torch.nn.BatchNorm1d`` with ``estimator`` and ``policy``; see RobustBatchNorm."""
+
+    _check_input_dim = nn.BatchNorm1d._check_input_dim
+
+
+class RobustBatchNorm2d(RobustBatchNorm, nn.BatchNorm2d):
+    """``torch.nn.BatchNorm2d`` with ``estimator`` and ``policy``; see RobustBatchNorm."""
+
+    _check_input_dim = nn.BatchNorm2d._check_input_dim
+
+
+class RobustBatchNorm3d(RobustBatchNorm, nn.BatchNorm3d):
+    """``torch.nn.BatchNorm3d`` with ``estimator`` and ``policy``; see RobustBatchNorm."""
+
+    _check_input_dim = nn.BatchNorm3d._check_input_dim
+
+
+class MedBatchNorm1d(RobustBatchNorm1d):
+    """MedBN, section 5 of the paper, for ``(B, C)`` and ``(B, C, L)``: RobustBatchNorm1d with the median."""
+
+
+class MedBatchNorm2d(RobustBatchNorm2d):
+    """MedBN, section 5 of the paper, for ``(B, C, H, W)``: RobustBatchNorm2d with the median."""
+
+
+class MedBatchNorm3d(RobustBatchNorm3d):
+    """MedBN, section 5 of the paper, for ``(B, C, D, H, W)``: RobustBatchNorm3d with the median."""

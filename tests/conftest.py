@@ -1,0 +1,30 @@
+import os
+
+import pytest
+import torch
+from hypothesis import HealthCheck, settings
+
+# The same examples on every run; timing on shared machines is not a property of the code.
+settings.register_profile(
+    "medbn", derandomize=True, deadline=None, max_examples=60, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.load_profile("medbn")
+# Deterministic cuBLAS, for the tests that switch deterministic algorithms on.
+os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+
+
+def pytest_collection_modifyitems(items):
+    if not torch.cuda.is_available():
+        for item in items:
+            if "gpu" in item.keywords:
+                item.add_marker(pytest.mark.skip(reason="no CUDA device"))
+
+
+@pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def device(request):
+    return request.param
+
+
+@pytest.fixture(autouse=True)
+def seed():
+    torch.manual_seed(0)

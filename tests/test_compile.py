@@ -1,0 +1,71 @@
+import subprocess
+import sys
+
+import pytest
+import torch
+from torch import nn
+
+import medbn
+
+from .reference import ESTIMATORS
+
+every_estimator = pytest.mark.parametrize("estimator", ESTIMATORS)
+
+
+def network(estimator, policy="batch"):
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Conv2d(4, 5, 3), nn.BatchNorm2d(5))
+    for module in model:
+        if isinstance(module, nn.BatchNorm2d):  # away from the neutral bias, where the median sits on the ReLU's kink
+            nn.init.normal_(module.weight)
+            nn.init.normal_(module.bias)
+    return medbn.convert(model, estimator, policy).eval()
+
+
+@every_estimator
+def test_compile_in_one_graph_forward_and_backward(estimator, device):
+    torch._dynamo.reset()
+    model, x, g = network(estimator).to(device), torch.randn(6, 3, 8, 8, device=device), torch.randn(6, 5, 4, 4)
+    compiled = torch.compile(model, fullgraph=True)
+    parameters = list(model.parameters())
+    y, expected = compiled(x), model(x)
+    torch.testing.assert_close(y, expected, rtol=1e-4, atol=1e-5)
+    ours, theirs = (torch.autograd.grad(t, parameters, g.to(device)) for t in (y, expected))
+    torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-3)
+    x[2] = torch.nan  # isolation is part of the graph
+    torch.testing.assert_close(compiled(x), model(x), rtol=1e-4, atol=1e-5, equal_nan=True)
+
+
+@pytest.mark.parametrize("policy", ["ema", "interpolate", "source"])
+def test_compile_with_each_policy(policy):
+    torch._dynamo.reset()
+    model, x = network("median", policy), torch.randn(6, 3, 8, 8)
+    with torch.no_grad():
+        torch.testing.assert_close(torch.compile(model, fullgraph=True)(x), model(x), rtol=1e-4, atol=1e-5)
+
+
+@every_estimator
+def test_an_exported_program_holds_aten_operators_alone(estimator):
+    model, x = network(estimator), torch.randn(6, 3, 8, 8)
+    program = torch.export.export(model, (x,), dynamic_shapes=({0: torch.export.Dim("batch", min=2, max=64)},))
+    for node in program.graph.nodes:
+        if node.op == "call_function" and not str(node.target).startswith("aten."):
+            assert node.target.__module__ in ("_operator", "math"), node.target  # arithmetic on sizes
+    other = torch.randn(9, 3, 8, 8)
+    other[4, 0, 0, 0] = torch.inf
+    torch.testing.assert_close(program.module()(other), model(other), equal_nan=True)
+
+
+def test_an_exported_program_runs_without_medbn(tmp_path):
+    model, x = network("median"), torch.randn(6, 3, 8, 8)
+    torch.export.save(torch.export.export(model, (x,)), tmp_path / "model.pt2")
+    torch.save({"x": x, "y": model(x).detach()}, tmp_path / "pair.pt")
+    script = """
+import sys
+sys.modules["medbn"] = None  # importing it fails
+import torch
+pair = torch.load("pair.pt")
+torch.testing.assert_close(torch.export.load("model.pt2").module()(pair["x"]), pair["y"])
+print("the same")
+"""
+    done = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.stdout.strip() == "the same", done.stderr

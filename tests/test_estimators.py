@@ -1,0 +1,83 @@
+import copy
+import pickle
+
+import pytest
+import torch
+
+import medbn
+from medbn import estimators
+from medbn.functional import robust_norm, statistics
+
+
+@pytest.fixture
+def midrange():
+    """A user's own estimator: masks by multiplication, as one would."""
+
+    @estimators.register("midrange")
+    def midrange(x, valid):
+        if valid is not None:
+            x = x * valid.view(-1, *[1] * (x.dim() - 1)).to(x.dtype)
+        rows = x.transpose(0, 1).flatten(1)
+        return (rows.amax(1) + rows.amin(1)) / 2, rows.var(1)
+
+    yield midrange
+    estimators.unregister("midrange")
+
+
+def test_what_is_available():
+    assert estimators.available() == ["image_median", "mad", "mad_scaled", "mean", "median"]
+    assert not estimators.get("mean").robust
+    assert all(estimators.get(name).robust for name in estimators.available() if name != "mean")
+
+
+def test_a_registered_estimator_works_everywhere(midrange):
+    assert "midrange" in estimators.available()
+    x = torch.randn(6, 3, 4, 4, requires_grad=True)
+    centre, _ = statistics(x, "midrange")
+    torch.testing.assert_close(centre, (x.amax((0, 2, 3)) + x.amin((0, 2, 3))) / 2)
+    for policy in ("batch", "ema", "interpolate", "source"):
+        layer = medbn.RobustBatchNorm2d(3, estimator="midrange", policy=policy)
+        layer(x).sum().backward()
+    model = medbn.convert(torch.nn.Sequential(torch.nn.BatchNorm2d(3)), "midrange")
+    torch.testing.assert_close(model(x), robust_norm(x, estimator="midrange"))
+
+
+def test_a_registered_estimator_never_meets_a_non_finite_value(midrange):
+    x = torch.randn(6, 3, 4, 4)
+    poisoned = x.clone()
+    poisoned[2, 1, 0, 0] = torch.nan
+    x[2] = 0
+    torch.testing.assert_close(statistics(poisoned, "midrange"), statistics(x, "midrange"))
+
+
+def test_registering_twice_needs_intent(midrange):
+    with pytest.raises(ValueError, match="'midrange' exists already; pass replace=True"):
+        estimators.register("midrange", estimators.median)
+    estimators.register("midrange", estimators.median, replace=True)
+    assert estimators.get("midrange").function is estimators.median
+
+
+@pytest.mark.parametrize(("name", "function"), [("", estimators.mean), (3, estimators.mean), ("thing", 5)])
+def test_what_cannot_be_registered(name, function):
+    with pytest.raises(TypeError):
+        estimators.register(name, function)
+    assert name not in estimators.available()
+
+
+def test_unregistering_an_unknown_name():
+    with pytest.raises(ValueError, match="unknown estimator 'nothing'"):
+        estimators.unregister("nothing")
+
+
+def test_wrong_shapes_are_named():
+    bad = estimators.Estimator("bad", lambda x, valid: (x.mean(), x.var()))
+    with pytest.raises(ValueError, match=r"'bad' returned shapes \(\) and \(\) for input \(4, 3\).*\(3,\) each"):
+        statistics(torch.randn(4, 3), bad)
+
+
+def test_an_estimator_travels_by_name(midrange):
+    estimator = estimators.get("midrange")
+    assert pickle.loads(pickle.dumps(estimator)) is estimator
+    assert copy.deepcopy(estimator) is estimator
+    unregistered = estimators.Estimator("mine", estimators.median)
+    assert pickle.loads(pickle.dumps(unregistered)) == unregistered

@@ -1,0 +1,185 @@
+import gc
+import weakref
+
+import pytest
+import torch
+from torch import nn
+
+import medbn
+from medbn.functional import normalise, statistics
+
+from .reference import ESTIMATORS, ROBUST
+
+
+def network(estimator="median", policy="batch"):
+    model = nn.Sequential(
+        nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Conv2d(4, 5, 3), nn.BatchNorm2d(5), nn.Flatten()
+    )
+    for module in model:
+        if isinstance(module, nn.BatchNorm2d):
+            module.running_mean.normal_()
+            nn.init.normal_(module.weight)
+            nn.init.normal_(module.bias)
+    return medbn.convert(model, estimator, policy).eval()
+
+
+def attributes(model):
+    return [
+        (layer._valid, layer._backward, layer._observers)
+        for layer in model.modules()
+        if isinstance(layer, medbn.RobustBatchNorm)
+    ]
+
+
+# --- capture ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("estimator", ESTIMATORS)
+@pytest.mark.parametrize("policy", ["batch", "ema", "interpolate", "source"])
+def test_capture_yields_what_every_layer_saw_and_used(estimator, policy):
+    model, x = network(estimator, policy), torch.randn(6, 3, 8, 8)
+    expected = model(x)
+    with medbn.capture(model) as seen:
+        torch.testing.assert_close(model(x), expected)
+        assert [o.name for o in seen] == ["1", "4"]
+        torch.testing.assert_close(seen[0].input, model[0](x))
+        for o in seen:
+            assert o.layer is model.get_submodule(o.name)
+            if policy == "source":
+                assert o.batch_centre is None
+                assert torch.equal(o.centre, o.layer.running_mean)
+            else:
+                torch.testing.assert_close((o.batch_centre, o.batch_variance), statistics(o.input, estimator))
+                weight = o.layer.policy.weight
+                torch.testing.assert_close(o.centre, weight * o.batch_centre + (1 - weight) * o.layer.running_mean)
+        last = seen[-1]
+        y = normalise(last.input, last.centre, last.variance, last.layer.weight, last.layer.bias)
+        torch.testing.assert_close(y.flatten(1), expected)
+
+
+def test_captured_statistics_are_differentiable():
+    model, x = network(), torch.randn(6, 3, 8, 8, requires_grad=True)
+    with medbn.capture(model) as seen:
+        model(x)
+        (dx,) = torch.autograd.grad(seen[1].centre.sum() + seen[1].variance.sum(), x)
+    centre, variance = statistics(model[:4](x))
+    (expected,) = torch.autograd.grad(centre.sum() + variance.sum(), x)
+    torch.testing.assert_close(dx, expected)
+    assert dx.abs().sum() > 0
+
+
+def test_every_pass_is_recorded_and_contexts_nest():
+    model, x = network(), torch.randn(4, 3, 8, 8)
+    with medbn.capture(model) as outer:
+        model(x)
+        with medbn.capture(model, inputs=False) as inner:
+            model(x)
+            assert [o.name for o in inner] == ["1", "4"]
+            assert all(o.input is None for o in inner)
+        model(x)
+        assert [o.name for o in outer] == ["1", "4"] * 3
+
+
+def test_a_layer_used_twice_is_seen_twice():
+    norm = nn.BatchNorm1d(3)
+    model = medbn.convert(nn.Sequential(norm, nn.Linear(3, 3), norm))
+    with medbn.capture(model) as seen:
+        model(torch.randn(5, 3))
+        assert [o.name for o in seen] == ["0", "0"]
+
+
+def test_nothing_is_kept_after_exit():
+    model, x = network(), torch.randn(4, 3, 8, 8)
+    before = attributes(model)
+    with medbn.capture(model) as seen:
+        model(x)
+        kept = [weakref.ref(t) for o in seen for t in (o.input, o.centre, o.variance)]
+    gc.collect()
+    assert seen == []
+    assert all(reference() is None for reference in kept)
+    assert attributes(model) == before
+
+
+def test_an_error_inside_leaves_nothing_behind():
+    model = network()
+    before = attributes(model)
+    with pytest.raises(RuntimeError), medbn.capture(model), medbn.backward_through(model, "mean"):
+        model(torch.randn(4, 7, 8, 8))
+    assert attributes(model) == before
+
+
+def test_a_model_without_robust_layers_is_refused():
+    plain = nn.Sequential(nn.BatchNorm2d(3))
+    with (
+        pytest.raises(ValueError, match=r"Sequential has no robust BatchNorm layer.*medbn.convert\(model\)"),
+        medbn.capture(plain),
+    ):
+        pass
+
+
+# --- another backward rule -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("estimator", ROBUST)
+@pytest.mark.parametrize("policy", ["batch", "ema", "interpolate"])
+def test_true_values_forward_another_gradient_backward(estimator, policy):
+    model, x = network(estimator, policy), torch.randn(6, 3, 8, 8, requires_grad=True)
+    expected = model(x)
+    before = {name: t.clone() for name, t in model.state_dict().items()}
+    with medbn.backward_through(model, "mean"):
+        y = model(x)
+    assert torch.equal(y, expected)
+    assert all(torch.equal(t, before[name]) for name, t in model.state_dict().items())
+    g = torch.randn_like(y)
+    (through_mean,), (exact,) = torch.autograd.grad(y, x, g), torch.autograd.grad(expected, x, g)
+    assert not torch.allclose(through_mean, exact)
+
+
+@pytest.mark.parametrize("estimator", ROBUST)
+@pytest.mark.parametrize("stand_in", ESTIMATORS)
+def test_the_replaced_gradient_is_the_stand_in_s(estimator, stand_in):
+    """Its definition: the statistics' values are constants, their Jacobian is that of the stand-in."""
+    layer = medbn.RobustBatchNorm2d(3, estimator=estimator).eval()
+    x, g = torch.randn(6, 3, 4, 4, requires_grad=True), torch.randn(6, 3, 4, 4)
+    with medbn.backward_through(layer, stand_in):
+        (dx,) = torch.autograd.grad(layer(x), x, g)
+
+    centre, variance = (s.detach().requires_grad_() for s in statistics(x, estimator))
+    fixed = x.detach().requires_grad_()
+    y = normalise(fixed, centre, variance, layer.weight, layer.bias)
+    direct, d_centre, d_variance = torch.autograd.grad(y, (fixed, centre, variance), g)
+    (through,) = torch.autograd.grad(statistics(x, stand_in), x, (d_centre, d_variance))
+    torch.testing.assert_close(dx, direct + through, rtol=1e-4, atol=1e-5)
+
+
+def test_hostile_images_stay_isolated_behind_another_gradient():
+    layer = medbn.RobustBatchNorm2d(3).eval()
+    x = torch.randn(5, 3, 4, 4)
+    x[2] = torch.nan
+    x.requires_grad_()
+    with medbn.backward_through(layer, "mean"):
+        y = layer(x)
+    (dx,) = torch.autograd.grad(y[[0, 1, 3, 4]].square().sum(), x)
+    assert dx.isfinite().all()
+    assert torch.equal(dx[2], torch.zeros_like(dx[2]))
+
+
+def test_a_wrong_stand_in_lists_the_right_ones():
+    with (
+        pytest.raises(ValueError, match=r"unknown estimator 'maen'.*Did you mean 'mean'"),
+        medbn.backward_through(network(), "maen"),
+    ):
+        pass
+
+
+# --- padded batches --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("estimator", ESTIMATORS)
+def test_padding_takes_no_part_in_the_statistics(estimator):
+    model, x = network(estimator), torch.randn(8, 3, 8, 8)
+    expected = model(x[:5])
+    x[5:] = 100.0
+    with medbn.hooks.counting_only(model, torch.arange(8) < 5):
+        y = model(x)
+    torch.testing.assert_close(y[:5], expected, rtol=1e-4, atol=1e-4)

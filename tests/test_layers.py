@@ -1,0 +1,265 @@
+import copy
+import io
+import pickle
+
+import pytest
+import torch
+from torch import nn
+
+import medbn
+from medbn import estimators, policies
+from medbn.functional import normalise, robust_norm, statistics
+
+from .reference import ESTIMATORS, ROBUST
+
+KINDS = {
+    "1d": (nn.BatchNorm1d, medbn.RobustBatchNorm1d, (6, 3, 5)),
+    "1d_flat": (nn.BatchNorm1d, medbn.RobustBatchNorm1d, (6, 3)),
+    "2d": (nn.BatchNorm2d, medbn.RobustBatchNorm2d, (6, 3, 5, 4)),
+    "3d": (nn.BatchNorm3d, medbn.RobustBatchNorm3d, (6, 3, 2, 3, 4)),
+}
+every_kind = pytest.mark.parametrize(("plain", "robust", "shape"), KINDS.values(), ids=KINDS)
+every_estimator = pytest.mark.parametrize("estimator", ESTIMATORS)
+every_policy = pytest.mark.parametrize("policy", policies.available())
+
+
+def filled(layer):
+    """The layer with parameters and source statistics that are not the neutral ones."""
+    with torch.no_grad():
+        layer.weight.normal_()
+        layer.bias.normal_()
+        layer.running_mean.normal_()
+        layer.running_var.uniform_(0.5, 2)
+    return layer
+
+
+def state_of(layer):
+    return {name: t.clone() for name, t in (*layer.named_parameters(), *layer.named_buffers())}
+
+
+# --- torch's own layer, with more ------------------------------------------------------------------------------------
+
+
+@every_kind
+def test_a_robust_layer_is_a_torch_layer(plain, robust, shape):
+    layer = robust(3, eps=1e-3, momentum=0.2)
+    assert isinstance(layer, plain)
+    assert layer.eps == 1e-3
+    assert layer.momentum == 0.2
+    assert "estimator=median, policy=batch()" in repr(layer)
+    with pytest.raises(ValueError, match=r"expected .*D input"):
+        layer(torch.randn(3))
+
+
+@every_kind
+def test_checkpoints_load_strictly_both_ways(plain, robust, shape):
+    ours, theirs = filled(robust(3, policy="ema")), filled(plain(3))
+    ours.commit(torch.randn(3), torch.rand(3))
+    assert list(ours.state_dict()) == list(theirs.state_dict())
+    theirs.load_state_dict(ours.state_dict(), strict=True)
+    ours.load_state_dict(filled(plain(3)).state_dict(), strict=True)
+
+
+def test_options_of_the_constructor():
+    assert medbn.RobustBatchNorm2d(3, affine=False).weight is None
+    assert medbn.RobustBatchNorm2d(3, track_running_stats=False).running_mean is None
+    assert medbn.RobustBatchNorm2d(3, dtype=torch.float64).weight.dtype == torch.float64
+    for kind in (medbn.MedBatchNorm1d, medbn.MedBatchNorm2d, medbn.MedBatchNorm3d):
+        assert kind(3).estimator is estimators.get("median")
+
+
+def test_wrong_options_list_the_right_ones():
+    with pytest.raises(ValueError, match=r"unknown estimator 'medain'.*Did you mean 'median'"):
+        medbn.RobustBatchNorm2d(3, estimator="medain")
+    with pytest.raises(ValueError, match=r"unknown policy 'btach'.*batch, ema, interpolate, source"):
+        medbn.RobustBatchNorm2d(3, policy="btach")
+    with pytest.raises(ValueError, match=r"unknown nonfinite"):
+        medbn.RobustBatchNorm2d(3, nonfinite="drop")
+    with pytest.raises(ValueError, match=r"momentum is a weight between 0 and 1, got 1.5"):
+        policies.ema(momentum=1.5)
+    for policy in ("source", "ema", "interpolate"):
+        with pytest.raises(ValueError, match=r"needs source statistics"):
+            medbn.RobustBatchNorm2d(3, track_running_stats=False, policy=policy)
+
+
+@every_kind
+@every_estimator
+def test_without_affine_parameters_or_statistics(plain, robust, shape, estimator):
+    layer = robust(3, affine=False, track_running_stats=False, estimator=estimator).eval()
+    x = torch.randn(shape)
+    torch.testing.assert_close(layer(x), robust_norm(x, estimator=estimator))
+
+
+# --- policies --------------------------------------------------------------------------------------------------------
+
+
+@every_estimator
+@pytest.mark.parametrize("training", [True, False])
+def test_each_policy_in_closed_form_in_both_modes(estimator, training, device):
+    x = torch.randn(6, 3, 5, 4, device=device) * 2 + 1
+    centre, variance = statistics(x, estimator)
+
+    def expect(policy, mean, var):
+        layer = filled(medbn.RobustBatchNorm2d(3, estimator=estimator, policy=policy)).to(device).train(training)
+        mean, var = mean(layer.running_mean), var(layer.running_var)
+        expected = normalise(x, mean, var, layer.weight, layer.bias, layer.eps)
+        torch.testing.assert_close(layer(x), expected)
+
+    expect("batch", lambda s: centre, lambda s: variance)
+    expect("source", lambda s: s.clone(), lambda s: s.clone())
+    expect("ema", lambda s: 0.2 * centre + 0.8 * s, lambda s: 0.2 * variance + 0.8 * s)
+    expect(policies.ema(0.7), lambda s: 0.7 * centre + 0.3 * s, lambda s: 0.7 * variance + 0.3 * s)
+    expect("interpolate", lambda s: 0.4 * centre + 0.6 * s, lambda s: 0.4 * variance + 0.6 * s)
+    expect(policies.interpolate(0.9), lambda s: 0.1 * centre + 0.9 * s, lambda s: 0.1 * variance + 0.9 * s)
+
+
+def test_the_source_policy_is_torch_in_eval_to_the_bit(device):
+    plain = filled(nn.BatchNorm2d(3)).to(device).eval()
+    layer = medbn.RobustBatchNorm2d(3, policy="source").to(device)
+    layer.load_state_dict(plain.state_dict())
+    x = torch.randn(6, 3, 5, 4, device=device)
+    with torch.no_grad():
+        assert torch.equal(layer(x), plain(x))
+    torch.testing.assert_close(layer(x), plain(x))
+
+
+@every_estimator
+@pytest.mark.parametrize("policy", ["batch", policies.ema(0.3), policies.interpolate(0.6)], ids=str)
+def test_gradients_flow_through_the_batch_part(estimator, policy):
+    layer = filled(medbn.RobustBatchNorm1d(2, dtype=torch.float64, estimator=estimator, policy=policy)).eval()
+    x = (torch.randperm(12).double() / 3 + 0.01 * torch.rand(12).double()).reshape(6, 2).requires_grad_()
+
+    def pass_through(x, weight, bias):
+        return torch.func.functional_call(layer, {"weight": weight, "bias": bias}, (x,))
+
+    inputs = (x, layer.weight, layer.bias)
+    assert torch.autograd.gradcheck(pass_through, inputs)
+    assert torch.autograd.gradgradcheck(pass_through, inputs)
+
+
+def test_a_policy_prints_as_it_is_written():
+    assert [str(policies.get(name)) for name in policies.available()] == [
+        "batch()",
+        "ema(momentum=0.2)",
+        "interpolate(prior=0.6)",
+        "source()",
+    ]
+
+
+# --- state -----------------------------------------------------------------------------------------------------------
+
+
+@every_policy
+@every_estimator
+def test_a_forward_pass_writes_nothing(policy, estimator):
+    layer = filled(medbn.RobustBatchNorm2d(3, estimator=estimator, policy=policy)).eval()
+    before = state_of(layer)
+    outputs = [layer(torch.ones(4, 3, 2, 2) * torch.arange(4.0).view(4, 1, 1, 1)) for _ in range(3)]
+    outputs[-1].sum().backward()
+    after = state_of(layer)
+    assert all(torch.equal(before[name], after[name]) for name in before)
+    assert layer.ema_mean is None
+    assert torch.equal(outputs[0], outputs[2])
+
+
+@pytest.mark.parametrize("policy", ["source", "ema", "interpolate"])
+def test_only_the_batch_policy_trains_the_source_statistics(policy):
+    layer = filled(medbn.RobustBatchNorm2d(3, policy=policy)).train()
+    before = state_of(layer)
+    layer(torch.randn(4, 3, 2, 2))
+    assert all(torch.equal(before[name], t) for name, t in state_of(layer).items())
+
+
+@every_kind
+@pytest.mark.parametrize("momentum", [0.1, None])
+@pytest.mark.parametrize("nonfinite", [None, "isolate"])
+def test_training_with_the_mean_is_training_with_torch(plain, robust, shape, momentum, nonfinite):
+    theirs = plain(3, momentum=momentum)
+    ours = robust(3, momentum=momentum, estimator="mean", nonfinite=nonfinite)
+    for _ in range(3):
+        x = torch.randn(shape) * 3 + 1
+        torch.testing.assert_close(ours(x), theirs(x), rtol=1e-4, atol=1e-5)
+    for name, t in theirs.state_dict().items():
+        torch.testing.assert_close(ours.state_dict()[name], t)
+
+
+@pytest.mark.parametrize("estimator", ROBUST)
+def test_training_moves_the_source_statistics_towards_the_estimates(estimator):
+    layer = medbn.RobustBatchNorm2d(3, estimator=estimator, momentum=0.25)
+    x = torch.randn(6, 3, 5, 4) + 2
+    layer(x)
+    centre, variance = statistics(x, estimator)
+    n = 6 * 5 * 4
+    torch.testing.assert_close(layer.running_mean, 0.25 * centre)
+    torch.testing.assert_close(layer.running_var, 0.75 + 0.25 * variance * n / (n - 1))
+    assert layer.num_batches_tracked == 1
+
+
+def test_committing_is_the_only_way_into_the_moving_average():
+    layer = filled(medbn.RobustBatchNorm2d(3, policy=policies.ema(0.2))).eval()
+    source = layer.running_mean.clone(), layer.running_var.clone()
+    expected = list(source)
+    for _ in range(3):
+        batch = statistics(torch.randn(6, 3, 5, 4) + 3)
+        layer.commit(*batch)
+        expected = [0.2 * new + 0.8 * old for new, old in zip(batch, expected, strict=True)]
+        torch.testing.assert_close((layer.ema_mean, layer.ema_var), tuple(expected))
+    assert torch.equal(layer.running_mean, source[0])
+
+    x = torch.randn(6, 3, 5, 4)
+    centre, variance = statistics(x)
+    mixed = normalise(x, 0.2 * centre + 0.8 * expected[0], 0.2 * variance + 0.8 * expected[1], layer.weight, layer.bias)
+    torch.testing.assert_close(layer(x), mixed)
+    layer.reset()
+    mixed = normalise(x, 0.2 * centre + 0.8 * source[0], 0.2 * variance + 0.8 * source[1], layer.weight, layer.bias)
+    torch.testing.assert_close(layer(x), mixed)
+
+
+def test_a_commit_of_nothing_usable_changes_nothing():
+    layer = filled(medbn.RobustBatchNorm2d(3, policy="ema"))
+    layer.commit(torch.randn(3), torch.rand(3))
+    mean, var = layer.ema_mean.clone(), layer.ema_var.clone()
+    layer.commit(torch.full((3,), torch.nan), torch.full((3,), torch.nan))
+    layer.commit(torch.zeros(3), torch.full((3,), torch.inf))
+    assert torch.equal(layer.ema_mean, mean)
+    assert torch.equal(layer.ema_var, var)
+
+
+def test_committing_without_a_moving_average_is_an_error():
+    with pytest.raises(ValueError, match=r"only the policy 'ema'.*this layer's policy is batch\(\)"):
+        medbn.RobustBatchNorm2d(3).commit(torch.zeros(3), torch.ones(3))
+
+
+def test_new_source_statistics_restart_the_moving_average():
+    layer = filled(medbn.RobustBatchNorm2d(3, policy="ema"))
+    layer.commit(torch.randn(3), torch.rand(3))
+    layer.load_state_dict(filled(nn.BatchNorm2d(3)).state_dict())
+    assert layer.ema_mean is None
+
+
+# --- travelling ------------------------------------------------------------------------------------------------------
+
+
+@every_estimator
+@every_policy
+def test_copies_and_pickles_behave_the_same(estimator, policy):
+    layer = filled(medbn.RobustBatchNorm2d(3, estimator=estimator, policy=policy, nonfinite="isolate")).eval()
+    if policy == "ema":
+        layer.commit(torch.randn(3), torch.rand(3))
+    x = torch.randn(5, 3, 4, 4)
+    file = io.BytesIO()
+    torch.save(layer, file)
+    file.seek(0)
+    for twin in (copy.deepcopy(layer), pickle.loads(pickle.dumps(layer)), torch.load(file, weights_only=False)):
+        assert torch.equal(twin(x), layer(x))
+        assert twin.estimator is layer.estimator
+        assert twin.policy == layer.policy
+        assert twin.weight is not layer.weight
+
+
+def test_the_moving_average_follows_the_layer_to_another_dtype():
+    layer = filled(medbn.RobustBatchNorm2d(3, policy="ema"))
+    layer.commit(torch.randn(3), torch.rand(3))
+    layer.double()
+    assert layer.ema_mean.dtype == torch.float64
+    assert layer(torch.randn(4, 3, 2, 2, dtype=torch.float64)).dtype == torch.float64
