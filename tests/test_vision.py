@@ -24,7 +24,9 @@ def test_torchvision_models_convert_run_and_revert(name):
     assert y.isfinite().all(dim=1).tolist() == [i != 3 for i in range(8)]
     medbn.convert(model, "median")
     model(x)[:3].square().sum().backward()
-    assert all(m.weight.grad.isfinite().all() for m in model.modules() if isinstance(m, medbn.RobustBatchNorm2d))
+    gradients = [m.weight.grad for m in model.modules() if isinstance(m, medbn.RobustBatchNorm2d)]
+    assert all(g.isfinite().all() for g in gradients if g is not None)  # heads for training alone have none
+    assert sum(g is not None for g in gradients) > count / 2
     medbn.revert(model)
     with torch.no_grad():
         assert torch.equal(model(x[:3]), original(x[:3]))

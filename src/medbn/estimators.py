@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, overload
 
+import torch
 from torch import Tensor
 
 from . import kernels
@@ -118,8 +119,12 @@ def unregister(name: str) -> None:
 
 @register("mean", robust=False)
 def mean(x: Tensor, valid: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """BatchNorm (eq. 2-3): mean, and mean squared deviation from it. One image moves both without bound."""
-    counted = x if valid is None else x.masked_fill(~valid.view(-1, *[1] * (x.dim() - 1)), 0)
+    """BatchNorm (eq. 2-3): mean, and mean squared deviation from it. One image moves both without bound.
+
+    Layers and ``robust_norm`` use torch's own BatchNorm kernel for it wherever that computes just this. From about
+    |x| = 1e19 on, where squares overflow, some of torch's CUDA kernels return NaN for the whole batch.
+    """
+    counted = x if valid is None else torch.where(valid.view(-1, *[1] * (x.dim() - 1)), x, 0.0)
     axes = [axis for axis in range(x.dim()) if axis != 1]
     images = x.shape[0] if valid is None else valid.sum().clamp(min=1)
     centre = counted.sum(dim=axes, dtype=kernels.working_dtype(x)) / (images * x[0, 0].numel())

@@ -105,7 +105,7 @@ class Batch(NamedTuple):
 
     def mark(self, y: Tensor) -> Tensor:
         """Make the output of isolated images NaN, and let no gradient into them."""
-        return y if self.finite is None else y.masked_fill(~_per_image(self.finite, y), torch.nan)
+        return y if self.finite is None else torch.where(_per_image(self.finite, y), y, torch.nan)
 
 
 def examine(
@@ -149,7 +149,8 @@ def isolate(x: Tensor) -> tuple[Tensor, Tensor | None]:
     finite = values.amax(axes).isfinite() & values.amin(axes).isfinite()
     if _all_known_true(finite):
         return x, None
-    return x.masked_fill(~_per_image(finite, x), 0), finite
+    # Not masked_fill, which would make channels_last contiguous.
+    return torch.where(_per_image(finite, x), x, 0.0), finite
 
 
 def _per_image(mask: Tensor, x: Tensor) -> Tensor:

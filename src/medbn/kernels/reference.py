@@ -14,18 +14,24 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-# An exported program must hold aten operators alone, and one that needs no gradient gains nothing from a Function.
-_exporting = getattr(torch.compiler, "is_exporting", lambda: False)
-
 
 def working_dtype(x: Tensor) -> torch.dtype:
     """The dtype statistics are computed in: float32 for anything narrower, else the input's own."""
     return torch.float32 if x.dtype in (torch.float16, torch.bfloat16) else x.dtype
 
 
-def _records(*tensors: Tensor | None) -> bool:
+def _follows(*tensors: Tensor | None) -> bool:
     """Whether autograd will want these tensors' gradients."""
-    return torch.is_grad_enabled() and not _exporting() and any(t is not None and t.requires_grad for t in tensors)
+    return torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
+
+
+def _saves(*tensors: Tensor | None) -> bool:
+    """Whether to use a Function, which decides what is kept for the backward pass.
+
+    Not while tracing: the compiler decides that itself (and in older versions loses gradients at a Function), and an
+    exported program may hold nothing but aten operators.
+    """
+    return not torch.compiler.is_compiling() and _follows(*tensors)
 
 
 def _apply(function: type[Function], *arguments: Any) -> Any:
@@ -43,7 +49,7 @@ def _rows(x: Tensor) -> Tensor:
 
 
 def _masked(planes: Tensor, valid: Tensor | None) -> Tensor:
-    return planes if valid is None else planes.masked_fill(~valid.view(-1, 1, 1), 0)
+    return planes if valid is None else torch.where(valid.view(-1, 1, 1), planes, 0.0)
 
 
 def _count(planes: Tensor, valid: Tensor | None) -> Tensor | int:
@@ -59,7 +65,7 @@ def lower_median(x: Tensor, valid: Tensor | None = None) -> Tensor:
     """The order statistic at rank ⌊(n−1)/2⌋ of each channel; its gradient goes to the first element that has it."""
     rows = _rows(x.detach())
     values = _select(rows, x, valid)
-    if _records(x):
+    if _follows(x):
         values = substitute(values, _pick(x, _first(rows, values, x, valid)))
     return values.to(working_dtype(x))
 
@@ -68,7 +74,7 @@ def median_absolute_deviation(x: Tensor, centre: Tensor, valid: Tensor | None = 
     """The lower median of ``|x − centre|`` of each channel; differentiable in ``x`` and ``centre``."""
     deviations = (_rows(x.detach()).to(centre.dtype) - centre.detach().unsqueeze(1)).abs()
     values = _select(deviations, x, valid)
-    if _records(x, centre):
+    if _follows(x, centre):
         selected = _pick(x, _first(deviations, values, x, valid)).to(centre.dtype)
         values = substitute(values, (selected - centre).abs())
     return values
@@ -136,7 +142,7 @@ def middle_over_images(values: Tensor, valid: Tensor | None = None) -> Tensor:
 
 def square_deviation(x: Tensor, centre: Tensor, valid: Tensor | None = None) -> Tensor:
     """The mean of ``(x − centre)²`` of each channel; differentiable in both."""
-    if _records(x, centre):
+    if _saves(x, centre):
         return cast(Tensor, _apply(_SquareDeviation, x, centre, valid))
     return _SquareDeviation.forward(None, x, centre, valid)
 
@@ -164,7 +170,7 @@ class _SquareDeviation(Function):
 
 def image_moments(x: Tensor) -> tuple[Tensor, Tensor]:
     """Each image's own mean and biased variance in each channel, both ``(B, C)``."""
-    if _records(x):
+    if _saves(x):
         return cast(tuple[Tensor, Tensor], _apply(_ImageMoments, x))
     return _ImageMoments.forward(None, x)
 
@@ -199,11 +205,17 @@ def normalise(
     """``weight · (x − centre) / √(variance + eps) + bias``, differentiable in all five tensors."""
     weight = weight if weight is None else weight.to(centre.dtype)
     bias = bias if bias is None else bias.to(centre.dtype)
-    if _records(x, centre, variance, weight, bias):
+    if _saves(x, centre, variance, weight, bias):
         return cast(Tensor, _apply(_Normalise, x, centre, variance, weight, bias, eps))
-    if centre.requires_grad or variance.requires_grad:  # exporting: torch's kernel takes statistics as constants only
-        centre, variance = centre.detach(), variance.detach()
+    if torch.compiler.is_compiling():
+        scale = torch.rsqrt(variance + eps) if weight is None else torch.rsqrt(variance + eps) * weight
+        y = (x.to(centre.dtype) - _per_channel(centre, x)) * _per_channel(scale, x)
+        return (y if bias is None else y + _per_channel(bias, x)).to(x.dtype)
     return _Normalise.forward(None, x, centre, variance, weight, bias, eps)
+
+
+def _per_channel(values: Tensor, x: Tensor) -> Tensor:
+    return values.view(-1, *[1] * (x.dim() - 2))
 
 
 class _Normalise(Function):
@@ -235,8 +247,10 @@ class _Normalise(Function):
             d_x = (along * scale.unsqueeze(1)).to(x.dtype).view(x.shape)
             d_weight, d_bias = (along * standard).sum(dim=(0, 2)), along.sum(dim=(0, 2))
         else:
+            # CUDA's kernels insist on a weight and, in channels_last, on saved statistics.
+            ones = torch.ones_like(centre) if weight is None else weight
             d_x, d_weight, d_bias = torch.ops.aten.native_batch_norm_backward(
-                g, x, weight, centre, variance, None, None, False, ctx.eps, [ctx.needs_input_grad[0], True, True]
+                g, x, ones, centre, variance, centre, inverse_std, False, ctx.eps, [ctx.needs_input_grad[0], True, True]
             )
         d_centre, d_variance = -scale * d_bias, -0.5 * scale * inverse_std * d_weight
         wanted = ctx.needs_input_grad
@@ -247,15 +261,10 @@ class _Normalise(Function):
 
 
 def substitute(value: Tensor, gradient: Tensor) -> Tensor:
-    """Return ``value``, to the bit, and send whatever gradient comes back through ``gradient``."""
-    return cast(Tensor, _apply(_Substitute, value.detach(), gradient))
+    """Return ``value``, to the bit, and send whatever gradient comes back through ``gradient``.
 
-
-class _Substitute(Function):
-    @staticmethod
-    def forward(ctx: Any, value: Tensor, gradient: Tensor) -> Tensor:
-        return value.clone()
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Any) -> Any:
-        return None, grads[0]
+    Where ``gradient`` is not finite there is no direction to follow, and nothing is sent.
+    """
+    # A zero that has a gradient; a Function whose output ignores its input would be traced as a constant.
+    nothing = torch.where(gradient.isfinite(), gradient - gradient.detach(), 0.0)
+    return value.detach() + nothing
