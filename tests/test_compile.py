@@ -43,6 +43,14 @@ def test_compile_with_each_policy(policy):
         torch.testing.assert_close(torch.compile(model, fullgraph=True)(x), model(x), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.filterwarnings("ignore")  # that jit.trace is going, and that python values become constants
+def test_a_traced_program_isolates_too():
+    model, x = network("median"), torch.randn(6, 3, 8, 8)
+    traced = torch.jit.trace(model, (x,), check_trace=False)
+    x[2] = torch.nan
+    torch.testing.assert_close(traced(x), model(x), equal_nan=True)
+
+
 @every_estimator
 def test_an_exported_program_holds_aten_operators_alone(estimator):
     model, x = network(estimator), torch.randn(6, 3, 8, 8)

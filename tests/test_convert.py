@@ -1,5 +1,4 @@
 import copy
-import importlib
 import pickle
 import warnings
 
@@ -159,6 +158,12 @@ def test_reverting_a_plain_model_changes_nothing():
 def test_converting_again_changes_the_settings_and_still_reverts():
     model = medbn.convert(trained_network(), "median")
     medbn.convert(model, "mad", "ema", nonfinite="propagate")
+    model.shared.commit(torch.ones(4), torch.ones(4))
+    medbn.convert(model, "mad", "ema", nonfinite="propagate")
+    assert model.shared.ema_mean is not None  # nothing has changed
+    medbn.convert(model, "median", "ema")
+    assert model.shared.ema_mean is None  # the average was another estimator's
+    medbn.convert(model, "mad", "ema", nonfinite="propagate")
     assert (model.shared.estimator.name, model.shared.policy.name, model.shared.nonfinite) == (
         "mad",
         "ema",
@@ -197,8 +202,19 @@ def test_include_and_exclude(include, exclude, expected):
 
 def test_choosing_nothing_is_an_error_that_shows_names():
     model = trained_network()
-    with pytest.raises(ValueError, match=r"include='layer1.*'.*none of 6 BatchNorm layers.*'stem.1'"):
+    with pytest.raises(ValueError, match=r"include='layer1.*' names none of the BatchNorm layers.*'stem.1'"):
         medbn.convert(model, include="layer1.*")
+    with pytest.raises(ValueError, match=r"exclude='stages' names none.*did you mean 'stages.\*'"):
+        medbn.convert(model, exclude="stages")
+    with pytest.raises(ValueError, match=r"leave none of the 6 BatchNorm layers"):
+        medbn.convert(model, include="stem.*", exclude="stem.*")
+    assert not any(isinstance(m, medbn.RobustBatchNorm) for m in model.modules())
+
+
+def test_patterns_from_a_generator():
+    model = nn.Sequential(nn.BatchNorm2d(3), nn.BatchNorm2d(3), nn.BatchNorm2d(3))
+    medbn.convert(model, include=(name for name in ["1", "0", "2"]))
+    assert all(isinstance(m, medbn.RobustBatchNorm) for m in model)
 
 
 # --- what cannot be converted ----------------------------------------------------------------------------------------
@@ -229,14 +245,15 @@ def test_a_subclass_with_a_constructor_alone_is_converted_and_comes_back():
 
 
 def test_a_known_tail_keeps_working(monkeypatch):
-    tails = importlib.import_module("medbn.convert")._tails
-    monkeypatch.setattr(importlib.import_module("medbn.convert"), "_tails", dict(tails))  # ends with the test
+    monkeypatch.setattr(medbn.layers, "tails", medbn.layers.tails)
+    monkeypatch.setitem(medbn.layers.tails, f"{__name__}.WithReLU", None)  # what is registered here ends here
     medbn.register_tail(f"{__name__}.WithReLU", lambda layer, y: y.relu())
     layer, x = WithReLU(3), torch.randn(5, 3, 2, 2)
     original = copy.deepcopy(layer)
     medbn.convert(layer, "mean")
     torch.testing.assert_close(layer(x), original(x))
     assert (layer(x) >= 0).all()
+    assert torch.equal(pickle.loads(pickle.dumps(layer))(x), layer(x))
     assert type(medbn.revert(layer)) is WithReLU
 
 
@@ -266,6 +283,21 @@ def test_a_lazy_layer_has_to_see_a_batch_first():
         medbn.convert(model)
     model(torch.randn(4, 3, 2, 2))
     medbn.convert(model)
+
+
+def test_layers_that_something_else_has_taken_over_are_refused():
+    patched = nn.BatchNorm2d(3)
+    patched.forward = lambda x: x
+    with pytest.raises(ValueError, match=r"layer '0' has a forward\(\) of its own"):
+        medbn.convert(nn.Sequential(patched))
+    parametrised = nn.BatchNorm2d(3)
+    nn.utils.parametrize.register_parametrization(parametrised, "weight", nn.Softplus())
+    with pytest.raises(ValueError, match=r"layer '' is parametrised; remove"):
+        medbn.convert(parametrised)
+    layer = medbn.convert(nn.BatchNorm2d(3))
+    nn.utils.parametrize.register_parametrization(layer, "weight", nn.Softplus())
+    with pytest.raises(ValueError, match=r"layer '' is parametrised; remove"):
+        medbn.revert(layer)
 
 
 def test_wrong_names_and_missing_statistics_change_nothing():

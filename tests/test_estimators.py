@@ -75,6 +75,19 @@ def test_wrong_shapes_are_named():
         statistics(torch.randn(4, 3), bad)
 
 
+@pytest.mark.parametrize("returned", [1.0, torch.zeros(3), (0.0, 1.0), (torch.zeros(3),)])
+def test_wrong_kinds_are_named(returned):
+    bad = estimators.Estimator("bad", lambda x, valid: returned)
+    with pytest.raises(TypeError, match=r"'bad' returned a .*two tensors of shape \(3,\)"):
+        statistics(torch.randn(4, 3), bad)
+
+
+def test_a_registered_estimator_may_forget_about_dtypes():
+    narrow = estimators.Estimator("narrow", lambda x, valid: (x.mean((0, 2)), x.var((0, 2))))
+    centre, variance = statistics(torch.randn(4, 3, 5).half(), narrow)
+    assert centre.dtype == variance.dtype == torch.float32
+
+
 def test_an_estimator_travels_by_name(midrange):
     estimator = estimators.get("midrange")
     assert pickle.loads(pickle.dumps(estimator)) is estimator

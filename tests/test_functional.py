@@ -257,6 +257,22 @@ def test_the_backward_pass_keeps_the_input_and_per_channel_numbers_only(estimato
     assert sum(kept.values()) - large[0] <= 64 * (x.shape[0] * x.shape[1])
 
 
+@every_estimator
+def test_torch_func_and_forward_mode(estimator):
+    x, direction = separated(5, 2, 3, 3), torch.randn(5, 2, 3, 3, dtype=torch.float64)
+
+    def norm(x):
+        return robust_norm(x, estimator=estimator, nonfinite="isolate")
+
+    _, forward = torch.func.jvp(norm, (x,), (direction,))
+    _, pull = torch.func.vjp(norm, x)
+    g = torch.randn_like(x)
+    x_grad = x.clone().requires_grad_()
+    (expected,) = torch.autograd.grad(norm(x_grad), x_grad, g)
+    torch.testing.assert_close(pull(g)[0], expected)
+    torch.testing.assert_close((forward * g).sum(), (expected * direction).sum())  # ⟨J v, g⟩ = ⟨v, Jᵀ g⟩
+
+
 # --- dtypes, layouts, devices ----------------------------------------------------------------------------------------
 
 
@@ -395,12 +411,16 @@ def test_a_wrong_name_lists_the_right_ones():
         ([[1.0]], TypeError, r"expected a tensor.*list"),
     ],
 )
-def test_bad_input_is_explained(x, error, message):
-    with pytest.raises(error, match=message):
-        statistics(x)
+@pytest.mark.parametrize("estimator", ["mean", "median"])
+def test_bad_input_is_explained(x, error, message, estimator):
+    for function in (statistics, robust_norm):
+        with pytest.raises(error, match=message):
+            function(x, estimator=estimator)
 
 
 @pytest.mark.parametrize("valid", [torch.ones(3, dtype=torch.bool), torch.ones(4), torch.ones(4, 1, dtype=torch.bool)])
 def test_a_bad_mask_is_explained(valid):
+    with pytest.raises(TypeError, match=r"boolean tensor with one entry per image, got a list"):
+        statistics(torch.randn(4, 3), valid=[True] * 4)
     with pytest.raises(ValueError, match=r"boolean mask with one entry per image, \(4,\)"):
         statistics(torch.randn(4, 3), valid=valid)

@@ -1,4 +1,6 @@
+import copy
 import gc
+import pickle
 import weakref
 
 import pytest
@@ -100,6 +102,29 @@ def test_nothing_is_kept_after_exit():
     assert attributes(model) == before
 
 
+def test_copies_made_inside_a_context_know_nothing_of_it():
+    model, x = network(), torch.randn(4, 3, 8, 8)
+    expected = model(x)
+    with medbn.capture(model) as seen, medbn.backward_through(model, "mean"):
+        twins = [copy.deepcopy(model), pickle.loads(pickle.dumps(model))]
+        for twin in twins:
+            assert torch.equal(twin(x), expected)
+        assert seen == []
+    assert attributes(twins[0]) == attributes(twins[1]) == [(None, None, ())] * 2
+
+
+def test_contexts_that_end_in_another_order():
+    model, x = network(), torch.randn(4, 3, 8, 8)
+    first, second = medbn.capture(model), medbn.capture(model)
+    first.__enter__()
+    seen = second.__enter__()
+    first.__exit__(None, None, None)
+    model(x)
+    assert len(seen) == 2
+    second.__exit__(None, None, None)
+    assert attributes(model) == [(None, None, ())] * 2
+
+
 def test_an_error_inside_leaves_nothing_behind():
     model = network()
     before = attributes(model)
@@ -164,12 +189,38 @@ def test_hostile_images_stay_isolated_behind_another_gradient():
     assert torch.equal(dx[2], torch.zeros_like(dx[2]))
 
 
+def test_values_stay_true_where_the_stand_in_overflows():
+    layer = medbn.RobustBatchNorm2d(3, estimator="image_median").eval()
+    x = torch.randn(5, 3, 4, 4)
+    x[2] = 1e30
+    x.requires_grad_()
+    expected = layer(x)
+    with medbn.backward_through(layer, "mean"):  # whose variance is infinite here
+        y = layer(x)
+    assert torch.equal(y, expected)
+    assert torch.autograd.grad(y[:2].sum(), x)[0].isfinite().all()
+
+
 def test_a_wrong_stand_in_lists_the_right_ones():
     with (
         pytest.raises(ValueError, match=r"unknown estimator 'maen'.*Did you mean 'mean'"),
         medbn.backward_through(network(), "maen"),
     ):
         pass
+
+
+# --- another policy --------------------------------------------------------------------------------------------------
+
+
+def test_a_policy_for_a_while():
+    model, x = network("median", "ema"), torch.randn(6, 3, 8, 8)
+    model[1].commit(torch.randn(4), torch.rand(4))
+    before = model(x)
+    with medbn.hooks.normalising_with(model, medbn.policies.ema(0.0)), torch.no_grad():  # what it holds, and no batch
+        expected = normalise(model[0](x), model[1].ema_mean, model[1].ema_var, model[1].weight, model[1].bias)
+        torch.testing.assert_close(model[:2](x), expected)
+        assert torch.equal(model(x)[:2], model(x[:2]))
+    assert torch.equal(model(x), before)
 
 
 # --- padded batches --------------------------------------------------------------------------------------------------

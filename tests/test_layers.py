@@ -225,9 +225,46 @@ def test_a_commit_of_nothing_usable_changes_nothing():
     assert torch.equal(layer.ema_var, var)
 
 
+def test_a_commit_of_the_wrong_shape_is_refused():
+    layer = medbn.RobustBatchNorm2d(3, policy="ema")
+    with pytest.raises(ValueError, match=r"\(3,\) each; got \(2, 3\)"):
+        layer.commit(torch.zeros(2, 3), torch.ones(2, 3))
+    assert layer.ema_mean is None
+
+
 def test_committing_without_a_moving_average_is_an_error():
     with pytest.raises(ValueError, match=r"only the policy 'ema'.*this layer's policy is batch\(\)"):
         medbn.RobustBatchNorm2d(3).commit(torch.zeros(3), torch.ones(3))
+
+
+def test_loading_affine_parameters_alone_keeps_the_moving_average():
+    layer = medbn.RobustBatchNorm2d(3, policy="ema")
+    layer.commit(torch.randn(3), torch.rand(3))
+    layer.load_state_dict({"weight": torch.ones(3)}, strict=False)
+    assert layer.ema_mean is not None
+
+
+def test_input_of_the_wrong_width_changes_nothing():
+    layer = medbn.RobustBatchNorm2d(3, affine=False)
+    with pytest.raises(ValueError, match=r"expected 3 channels, got input of shape \(4, 1, 5, 5\)"):
+        layer(torch.randn(4, 1, 5, 5) + 10)
+    assert torch.equal(layer.running_mean, torch.zeros(3))
+
+
+def test_lost_source_statistics_are_named():
+    layer = medbn.RobustBatchNorm2d(3, policy="interpolate")
+    layer.running_mean = layer.running_var = None  # as TENT's code does
+    with pytest.raises(RuntimeError, match=r"policy interpolate\(prior=0.6\) needs source statistics.*are gone"):
+        layer(torch.randn(4, 3, 2, 2))
+
+
+@pytest.mark.parametrize("policy", [policies.interpolate(1.0), policies.ema(0.0)], ids=str)
+def test_a_batch_without_weight_has_no_influence(policy):
+    layer = filled(medbn.RobustBatchNorm2d(3, policy=policy)).eval()
+    x = torch.randn(4, 3, 2, 2)
+    expected = layer(x)[:3]
+    x[3] = 1e30
+    assert torch.equal(layer(x)[:3], expected)
 
 
 def test_new_source_statistics_restart_the_moving_average():

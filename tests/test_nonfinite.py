@@ -141,6 +141,35 @@ def test_training_learns_nothing_from_non_finite_images(estimator):
     before = layer.running_mean.clone()
     layer(torch.full((2, 3, 4, 4), torch.nan))
     assert torch.equal(layer.running_mean, before)
+    assert layer.num_batches_tracked == 1
+
+
+@pytest.mark.parametrize("estimator", ESTIMATORS)
+def test_padding_may_hold_anything(estimator):
+    layer = medbn.RobustBatchNorm2d(3, estimator=estimator).eval()
+    x = torch.randn(6, 3, 4, 4)
+    expected = layer(x[:4])
+    (d_expected,) = torch.autograd.grad(expected.square().sum() + expected.sum(), layer.weight)
+    x[4:] = torch.nan
+    with medbn.hooks.counting_only(layer, torch.arange(6) < 4):
+        y = layer(x)[:4]
+    torch.testing.assert_close(y, expected)
+    (d_weight,) = torch.autograd.grad(y.square().sum() + y.sum(), layer.weight)
+    torch.testing.assert_close(d_weight, d_expected, rtol=1e-4, atol=1e-4)
+
+
+def test_a_finite_image_whose_sum_overflows_decides_nothing_either():
+    x = torch.randn(5, 3, 64, 64)
+    others = x[[0, 1, 3, 4]]
+    x[2] = 3e38
+    x.requires_grad_()
+    centre, variance = statistics(x, "image_median")
+    means, within = others.mean(dim=(2, 3)), others.var(dim=(2, 3))
+    assert (means.amin(0) <= centre).all()
+    assert (centre <= means.amax(0)).all()
+    assert (variance < 2 * within.amax(0)).all()
+    (dx,) = torch.autograd.grad(centre.sum() + variance.sum(), x)
+    assert dx.isfinite().all()
 
 
 @every_robust

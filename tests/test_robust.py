@@ -38,9 +38,9 @@ def medians(points):
 def test_one_sample_moves_the_mean_as_far_as_one_likes(sample, distance):
     benign, _ = sample
     n = len(benign) + 1
-    malicious = benign.mean() + n * distance
-    moved = torch.cat([benign.flatten(), malicious.view(1)]).mean() - benign.mean()
-    assert moved.item() == pytest.approx(distance, rel=1e-6)
+    malicious = (benign.mean() + n * distance).view(1, 1)
+    together, alone = (statistics(points, "mean")[0] for points in (torch.cat([benign, malicious]), benign))
+    assert (together - alone).item() == pytest.approx(distance, rel=1e-6)
 
 
 @given(st.data())
@@ -151,6 +151,13 @@ def test_known_geometric_medians():
     z = geometric_median(triangle)  # Fermat's point sees the corners 120 degrees apart
     directions = torch.nn.functional.normalize(triangle - z, dim=1)
     torch.testing.assert_close(directions.sum(0), torch.zeros(2, dtype=torch.float64), rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("scale", [1e-170, 1e-30, 1.0, 1e30, 1e160])
+def test_the_geometric_median_scales(scale):
+    points = torch.tensor([[0.0, 0.0], [4.0, 0.0], [0.0, 4.0], [5.0, 5.0]], dtype=torch.float64)
+    expected = torch.tensor([2.0, 2.0], dtype=torch.float64)
+    torch.testing.assert_close(geometric_median(points * scale) / scale, expected)
 
 
 def test_a_data_point_that_is_the_geometric_median_is_returned_exactly():

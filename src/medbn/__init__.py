@@ -2,10 +2,12 @@
 
 import medbn
 
-model = medbn.convert(model, estimator="median")   # every BatchNorm is now MedBN; same parameters, same keys
+    model = medbn.convert(model, estimator="median")   # every BatchNorm is now MedBN; same parameters, same keys
+    tta = medbn.adapt(model, method="tent")            # a copy of it that adapts while it serves
+    logits = tta(images)                               # predicts and adapts
 """
 
-from . import estimators, functional, policies, robust
+from . import estimators, functional, methods, policies, robust
 from .convert import convert, register_tail, revert
 from .hooks import backward_through, capture
 from .layers import (
@@ -17,6 +19,7 @@ from .layers import (
     RobustBatchNorm2d,
     RobustBatchNorm3d,
 )
+from .methods import adapt
 
 __version__ = "0.1.0"
 
@@ -28,11 +31,13 @@ __all__ = [
     "RobustBatchNorm1d",
     "RobustBatchNorm2d",
     "RobustBatchNorm3d",
+    "adapt",
     "backward_through",
     "capture",
     "convert",
     "estimators",
     "functional",
+    "methods",
     "policies",
     "register_tail",
     "revert",

@@ -9,6 +9,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterable
 from fnmatch import fnmatchcase
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -16,10 +17,11 @@ from torch.nn.modules.batchnorm import _BatchNorm, _LazyNormBase
 
 from . import estimators, functional, policies
 from .estimators import Estimator
-from .layers import RobustBatchNorm, RobustBatchNorm1d, RobustBatchNorm2d, RobustBatchNorm3d
+from .layers import RobustBatchNorm, RobustBatchNorm1d, RobustBatchNorm2d, RobustBatchNorm3d, tails
 from .policies import Policy
 
 Names = str | Iterable[str] | Callable[[str, nn.Module], bool] | None
+Model = TypeVar("Model", bound=nn.Module)
 Tail = Callable[[nn.Module, Tensor], Tensor]
 
 _robust: dict[type[_BatchNorm], type[RobustBatchNorm]] = {
@@ -28,7 +30,6 @@ _robust: dict[type[_BatchNorm], type[RobustBatchNorm]] = {
     nn.BatchNorm3d: RobustBatchNorm3d,
     nn.SyncBatchNorm: RobustBatchNorm,
 }
-_tails: dict[str, Tail] = {}
 
 # What Python itself writes into a class body, and a constructor: a subclass with nothing else normalises like its base.
 _HARMLESS = {
@@ -44,14 +45,14 @@ _HARMLESS |= {"__annotations_cache__", "__constants__", "__parameters__", "__sta
 
 
 def convert(
-    model: nn.Module,
+    model: Model,
     estimator: str | Estimator = "median",
     policy: str | Policy = "batch",
     *,
     nonfinite: str | None = None,
     include: Names = None,
     exclude: Names = None,
-) -> nn.Module:
+) -> Model:
     """Make every BatchNorm1d/2d/3d and SyncBatchNorm of ``model`` a robust layer, in place.
 
     Args:
@@ -65,6 +66,8 @@ def convert(
 
     Returns:
         The same model. If it cannot be converted, an error is raised and nothing has changed.
+
+    Convert last: ``SyncBatchNorm.convert_sync_batchnorm`` would turn robust layers into plain synchronised ones.
 
     >>> model = convert(nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8)), estimator="median")
     >>> type(model[1]).__name__, model[1].estimator, model[1].policy
@@ -90,6 +93,8 @@ def convert(
         )
     for name, layer in chosen.items():
         if isinstance(layer, RobustBatchNorm):
+            if (layer.estimator, layer.policy) != (estimator, policy):
+                layer.reset()  # what was averaged belongs to the old settings
             layer.estimator, layer.nonfinite, layer.policy = estimator, nonfinite, policy
         else:
             original = type(layer)
@@ -97,11 +102,11 @@ def convert(
             assert isinstance(layer, RobustBatchNorm)
             layer._equip(estimator, policy, nonfinite)
             layer._converted_from = original
-            layer._tail = _tails.get(_qualified(original))
+            layer._tail = _qualified(original) if _qualified(original) in tails else None
     return model
 
 
-def revert(model: nn.Module) -> nn.Module:
+def revert(model: Model) -> Model:
     """Make every robust layer the BatchNorm it was, in place; outputs are those of the original, to the bit."""
     if not isinstance(model, nn.Module):
         raise TypeError(f"expected a torch.nn.Module, got {type(model).__name__}.")
@@ -122,7 +127,7 @@ def register_tail(qualified_name: str, tail: Tail) -> None:
 
     >>> register_tail("mypackage.layers.BatchNormReLU", lambda layer, y: y.relu())
     """
-    _tails[qualified_name] = tail
+    tails[qualified_name] = tail
 
 
 def _drop_then_act(layer: nn.Module, y: Tensor) -> Tensor:
@@ -147,37 +152,56 @@ def _choose(model: nn.Module, include: Names, exclude: Names) -> dict[str, _Batc
             f"{type(model).__name__} has no BatchNorm layer to make robust. Layers that keep no batch statistics"
             " (LayerNorm, GroupNorm, frozen BatchNorm) need no protection, and scripted modules cannot be converted."
         )
+    include, exclude = _patterns("include", include, names), _patterns("exclude", exclude, names)
     chosen = {}
     for layer, known_as in names.items():
         wanted = [name for name in known_as if include is None or _matches(include, name, layer)]
         if wanted and not (exclude is not None and any(_matches(exclude, name, layer) for name in known_as)):
             chosen[wanted[0]] = layer
     if not chosen:
-        some = ", ".join(repr(known_as[0]) for known_as in list(names.values())[:5])
-        raise ValueError(
-            f"include={include!r}, exclude={exclude!r} leave none of {len(names)} BatchNorm layers; there are {some}"
-            + (" and more." if len(names) > 5 else ".")
-        )
+        raise ValueError(f"include={include!r}, exclude={exclude!r} leave none of the {len(names)} BatchNorm layers.")
     return chosen
+
+
+def _patterns(option: str, given: Names, layers: dict[_BatchNorm, list[str]]) -> Names:
+    """Patterns as a tuple, each of which names some layer: a typing error must not leave a layer unprotected."""
+    if given is None or callable(given):
+        return given
+    patterns = (given,) if isinstance(given, str) else tuple(given)
+    everything = [name for known_as in layers.values() for name in known_as]
+    for pattern in patterns:
+        if not any(fnmatchcase(name, pattern) for name in everything):
+            below = (
+                f"; did you mean {pattern + '.*'!r}?" if any(n.startswith(pattern + ".") for n in everything) else "."
+            )
+            some = ", ".join(map(repr, everything[:5])) + (" and more" if len(everything) > 5 else "")
+            raise ValueError(f"{option}={pattern!r} names none of the BatchNorm layers, which are {some}{below}")
+    return patterns
 
 
 def _matches(names: Names, name: str, layer: nn.Module) -> bool:
     if callable(names):
         return names(name, layer)
-    patterns = [names] if isinstance(names, str) else names or ()
-    return any(fnmatchcase(name, pattern) for pattern in patterns)
+    return any(fnmatchcase(name, pattern) for pattern in names or ())
 
 
 def _target(name: str, layer: _BatchNorm) -> type[RobustBatchNorm]:
     """The robust class for a layer, if turning it into that loses nothing."""
     kind = type(layer)
+    if hasattr(layer, "parametrizations"):
+        raise ValueError(f"layer {name!r} is parametrised; remove its parametrisations first, and add them afterwards.")
+    if "forward" in vars(layer):
+        raise ValueError(
+            f"layer {name!r} has a forward() of its own, set on the object, which would go on replacing ours;"
+            f" delete it, or leave the layer out with exclude={name!r}."
+        )
     if isinstance(layer, _LazyNormBase):
         raise ValueError(
             f"layer {name!r} is a {kind.__name__} that has seen no input yet; run one batch through it first."
         )
     if kind in _robust:
         return _robust[kind]
-    if _qualified(kind) in _tails:
+    if _qualified(kind) in tails:
         return RobustBatchNorm
     for base in kind.__mro__:
         if base in _robust:
@@ -192,6 +216,8 @@ def _target(name: str, layer: _BatchNorm) -> type[RobustBatchNorm]:
 
 
 def _original(name: str, layer: RobustBatchNorm) -> type[_BatchNorm]:
+    if hasattr(layer, "parametrizations"):
+        raise ValueError(f"layer {name!r} is parametrised; remove its parametrisations first.")
     if layer._converted_from is not None:
         return layer._converted_from
     for plain, robust in _robust.items():

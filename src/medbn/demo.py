@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
+from typing import cast
 
 import torch
 import torch.nn.functional as F
@@ -68,6 +69,7 @@ def train(draw: Callable[[int], tuple[Tensor, Tensor]], generator: torch.Generat
     for parameter in model.parameters():
         if parameter.dim() > 1:
             nn.init.kaiming_normal_(parameter, generator=generator)
+    nn.init.zeros_(cast(nn.Linear, model[-1]).bias)
     optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
     for _ in range(steps):
         x, labels = draw(100)

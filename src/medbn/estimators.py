@@ -33,8 +33,14 @@ class Estimator:
 
     def __call__(self, x: Tensor, valid: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Estimate, and check what came back."""
-        centre, variance = self.function(x, valid)
+        found = self.function(x, valid)
         channels = (x.shape[1],)
+        if not (isinstance(found, tuple | list) and len(found) == 2 and all(isinstance(s, Tensor) for s in found)):
+            raise TypeError(
+                f"estimator {self.name!r} returned a {type(found).__name__}; a centre and a variance per channel, two"
+                f" tensors of shape {channels}, are expected."
+            )
+        centre, variance = (s.to(kernels.working_dtype(x)) for s in found)
         if centre.shape != channels or variance.shape != channels:
             raise ValueError(
                 f"estimator {self.name!r} returned shapes {tuple(centre.shape)} and {tuple(variance.shape)}"
@@ -169,6 +175,7 @@ def image_median(x: Tensor, valid: Tensor | None = None) -> tuple[Tensor, Tensor
     instance normalisation; H·W = 1 is ``mad_scaled`` with this median.
     """
     means, within = kernels.image_moments(x)
+    within = within.masked_fill(means.isinf(), torch.inf)  # not NaN: one image of huge values must stay one image
     centre = kernels.middle_over_images(means, valid)
     between = MAD_TO_SIGMA * kernels.middle_over_images((means - centre).abs(), valid)
     return centre, kernels.middle_over_images(within, valid) + between.square()

@@ -17,6 +17,8 @@ from . import estimators, kernels
 from ._names import unknown
 from .estimators import Estimator
 
+__all__ = ["normalise", "robust_norm", "statistics"]
+
 NONFINITE = ("isolate", "propagate")
 
 
@@ -55,8 +57,11 @@ def normalise(
     bias: Tensor | None = None,
     eps: float = 1e-5,
 ) -> Tensor:
-    """Equation 1: ``weight · (x − centre) / √(variance + eps) + bias``, in the dtype and memory format of ``x``."""
-    _check_input(x)
+    """Equation 1: ``weight · (x − centre) / √(variance + eps) + bias``, in the dtype and memory format of ``x``.
+
+    Eager values come from torch's BatchNorm kernel, and are as accurate as that.
+    """
+    _check_kind(x)
     dtype = kernels.working_dtype(x)
     return kernels.normalise(x, centre.to(dtype), variance.to(dtype), weight, bias, eps)
 
@@ -79,6 +84,7 @@ def robust_norm(
     True
     """
     estimator = estimators.get(estimator)
+    _check_input(x)
     if valid is None and is_batch_norm(x, estimator, nonfinite):
         return F.batch_norm(x, None, None, weight, bias, True, 0.0, eps)
     batch = examine(x, estimator, valid, nonfinite)
@@ -88,7 +94,7 @@ def robust_norm(
 def is_batch_norm(x: Tensor, estimator: Estimator, nonfinite: str | None) -> bool:
     """Whether torch's own kernel computes exactly this; it refuses a single value per channel."""
     plain = estimator.function is estimators.mean and not isolates(estimator, nonfinite)
-    return plain and x.dim() > 1 and x.numel() > x.shape[1]
+    return plain and x.numel() > x.shape[1]
 
 
 class Batch(NamedTuple):
@@ -118,9 +124,13 @@ def examine(
     """Isolate, then estimate. With ``backward``, values are the estimator's and gradients those of ``backward``."""
     _check_input(x)
     valid = _check_valid(valid, x)
-    x, finite = isolate(x) if isolates(estimator, nonfinite) else (x, None)
-    if finite is not None:
-        valid = finite if valid is None else valid & finite
+    finite = None
+    if isolates(estimator, nonfinite):
+        x, finite = isolate(x)
+        if finite is not None:
+            valid = finite if valid is None else valid & finite
+    elif valid is not None:
+        x, finite = isolate(x, spare=valid)  # padding may hold anything
     if backward is None:
         centre, variance = estimator(x, valid)
     else:
@@ -143,10 +153,15 @@ def isolates(estimator: Estimator, nonfinite: str | None) -> bool:
     return nonfinite == "isolate"
 
 
-def isolate(x: Tensor) -> tuple[Tensor, Tensor | None]:
-    """Zero every image that has a non-finite value; the mask of the others, or None if there is nothing to do."""
+def isolate(x: Tensor, spare: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
+    """Zero every image that has a non-finite value; the mask of the others, or None if there is nothing to do.
+
+    Images that ``spare`` marks are left as they are.
+    """
     values, axes = x.detach(), list(range(1, x.dim()))
     finite = values.amax(axes).isfinite() & values.amin(axes).isfinite()
+    if spare is not None:
+        finite = finite | spare
     if _all_known_true(finite):
         return x, None
     # Not masked_fill, which would make channels_last contiguous.
@@ -159,26 +174,37 @@ def _per_image(mask: Tensor, x: Tensor) -> Tensor:
 
 def _all_known_true(mask: Tensor) -> bool:
     """Whether all are true, where that can be read without making a GPU wait or a traced program depend on it."""
-    return mask.device.type == "cpu" and not torch.compiler.is_compiling() and bool(mask.all())
+    return mask.device.type == "cpu" and type(mask) is Tensor and not kernels.traced() and bool(mask.all())
 
 
 def _check_input(x: Tensor) -> None:
+    _check_kind(x)
+    if 0 in x.shape:
+        raise ValueError(f"cannot take statistics of an empty batch: input has shape {tuple(x.shape)}.")
+
+
+def _check_kind(x: Tensor) -> None:
     if not isinstance(x, Tensor):
         raise TypeError(f"expected a tensor (B, C, *), got {type(x).__name__}.")
     if x.dim() < 2:
         raise ValueError(f"expected input (B, C, *) of at least 2 dimensions, got shape {tuple(x.shape)}.")
     if not x.is_floating_point():
         raise TypeError(f"expected floating point input, got {x.dtype}; convert it first, for example with .float().")
-    if 0 in x.shape:
-        raise ValueError(f"cannot take statistics of an empty batch: input has shape {tuple(x.shape)}.")
 
 
 def _check_valid(valid: Tensor | None, x: Tensor) -> Tensor | None:
     if valid is None:
         return None
-    if valid.dtype != torch.bool or valid.shape != x.shape[:1]:
+    check_mask(valid, x.shape[0])
+    return None if _all_known_true(valid) else valid
+
+
+def check_mask(valid: Tensor, images: int) -> None:
+    """Refuse what is no mask over images."""
+    if not isinstance(valid, Tensor):
+        raise TypeError(f"valid must be a boolean tensor with one entry per image, got a {type(valid).__name__}.")
+    if valid.dtype != torch.bool or valid.shape != (images,):
         raise ValueError(
-            f"valid must be a boolean mask with one entry per image, ({x.shape[0]},);"
+            f"valid must be a boolean mask with one entry per image, ({images},);"
             f" got {valid.dtype} of shape {tuple(valid.shape)}."
         )
-    return None if _all_known_true(valid) else valid

@@ -1,20 +1,23 @@
 """Contexts that look into robust layers, or change how they behave for a while, so that nobody patches a layer.
 
 Each takes a model, acts on all its robust layers, changes no parameter and no statistic, and leaves nothing behind.
+They act on the model and not on the thread: threads that use different contexts need a copy of the model each. Under
+activation checkpointing a layer's forward pass runs again during the backward pass, which then belongs inside as well.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor, nn
 
-from . import estimators
+from . import estimators, policies
 from .estimators import Estimator
 from .layers import Pass, RobustBatchNorm
+from .policies import Policy
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,20 +51,24 @@ def capture(model: nn.Module, *, inputs: bool = True) -> Iterator[list[Observati
     ...     print(seen[0].name, tuple(seen[0].input.shape), tuple(seen[0].centre.shape))
     1 (4, 8, 6, 6) (8,)
     """
-    layers = robust_layers(model)
-    names = {layer: name for name, layer in layers.items()}
     seen: list[Observation] = []
 
-    def observe(p: Pass) -> None:
-        input = p.input if inputs else None
-        statistics = (p.centre, p.variance, p.batch_centre, p.batch_variance)
-        seen.append(Observation(names[p.layer], p.layer, input, *statistics))
+    def observer(name: str) -> Callable[[Pass], None]:
+        def observe(p: Pass) -> None:
+            input = p.input if inputs else None
+            seen.append(Observation(name, p.layer, input, p.centre, p.variance, p.batch_centre, p.batch_variance))
 
-    with _set(layers, _observers=lambda layer: (*layer._observers, observe)):
-        try:
-            yield seen
-        finally:
-            seen.clear()
+        return observe
+
+    installed = [(layer, observer(name)) for name, layer in robust_layers(model).items()]
+    for layer, observe in installed:
+        layer._observers = (*layer._observers, observe)
+    try:
+        yield seen
+    finally:
+        for layer, observe in installed:
+            layer._observers = tuple(other for other in layer._observers if other is not observe)
+        seen.clear()
 
 
 @contextmanager
@@ -73,6 +80,14 @@ def backward_through(model: nn.Module, estimator: str | Estimator) -> Iterator[N
     """
     stand_in = estimators.get(estimator)
     with _set(robust_layers(model), _backward=lambda layer: stand_in):
+        yield
+
+
+@contextmanager
+def normalising_with(model: nn.Module, policy: str | Policy) -> Iterator[None]:
+    """Let every layer follow another policy."""
+    stand_in = policies.get(policy)
+    with _set(robust_layers(model), policy=lambda layer: stand_in):
         yield
 
 

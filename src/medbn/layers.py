@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from . import estimators, functional, kernels, policies
+from . import estimators, functional, policies
 from .estimators import Estimator
 from .policies import Policy
 
@@ -35,6 +35,10 @@ class Pass(NamedTuple):
 
 
 _EQUIPMENT = ("_estimator", "_policy", "_nonfinite", "_valid", "_backward", "_observers", "_converted_from", "_tail")
+_PASSING: dict[str, Any] = {"_valid": None, "_backward": None, "_observers": ()}
+
+tails: dict[str, Callable[[nn.Module, Tensor], Tensor]] = {}
+"""What BatchNorm subclasses do after normalising, by the class's module and name; see ``medbn.register_tail``."""
 
 
 class RobustBatchNorm(_BatchNorm):
@@ -84,13 +88,16 @@ class RobustBatchNorm(_BatchNorm):
         self.estimator = estimator
         self.nonfinite = nonfinite
         self.policy = policy
-        # Set for a while by the contexts of medbn.hooks.
+        # Set for a while by the contexts of medbn.hooks; copies made meanwhile do not have them.
         self._valid: Tensor | None = None
         self._backward: Estimator | None = None
         self._observers: tuple[Callable[[Pass], None], ...] = ()
         # Set for good by medbn.convert.
         self._converted_from: type[_BatchNorm] | None = None
-        self._tail: Callable[[nn.Module, Tensor], Tensor] | None = None
+        self._tail: str | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, **_PASSING}
 
     def _unequip(self) -> None:
         """Take away what ``_equip`` added."""
@@ -138,31 +145,31 @@ class RobustBatchNorm(_BatchNorm):
     def forward(self, input: Tensor) -> Tensor:
         """Normalise ``input`` as the policy says."""
         self._check_input_dim(input)
+        if input.shape[1] != self.num_features:
+            raise ValueError(f"expected {self.num_features} channels, got input of shape {tuple(input.shape)}.")
         output = self._torch_forward(input) if self._torch_suffices(input) else self._robust_forward(input)
-        return output if self._tail is None else self._tail(self, output)
+        return output if self._tail is None else tails[self._tail](self, output)
 
     def _torch_suffices(self, input: Tensor) -> bool:
-        """Whether torch's own kernel computes exactly this pass: plain BatchNorm, or frozen source statistics."""
+        """Whether torch's own kernel computes exactly this pass: plain BatchNorm, or given statistics."""
         if self._observers or self._valid is not None or self._backward is not None:
             return False
-        if self._policy.name == "source":
+        if self._policy.weight == 0.0:
             return not (torch.is_grad_enabled() and self._isolates())
         return self._policy.name == "batch" and functional.is_batch_norm(input, self._estimator, self._nonfinite)
 
     def _torch_forward(self, input: Tensor) -> Tensor:
-        if self._policy.name == "source":
-            return F.batch_norm(
-                input, self.running_mean, self.running_var, self.weight, self.bias, False, 0.0, self.eps
-            )
+        if self._policy.weight == 0.0:
+            return F.batch_norm(input, *self._held(), self.weight, self.bias, False, 0.0, self.eps)
         if not self._tracks():
             return F.batch_norm(input, None, None, self.weight, self.bias, True, 0.0, self.eps)
         factor = float(self._tracking_factor())
         return F.batch_norm(input, self.running_mean, self.running_var, self.weight, self.bias, True, factor, self.eps)
 
     def _robust_forward(self, input: Tensor) -> Tensor:
-        if self._policy.name == "source":
+        if self._policy.weight == 0.0:
             x, finite = functional.isolate(input) if self._isolates() else (input, None)
-            centre, variance = self._held(x)
+            centre, variance = self._held()
             batch = functional.Batch(x, centre, variance, finite, None)
             estimated: tuple[Tensor | None, Tensor | None] = (None, None)
         else:
@@ -178,20 +185,22 @@ class RobustBatchNorm(_BatchNorm):
     def _isolates(self) -> bool:
         return functional.isolates(self._estimator, self._nonfinite)
 
-    def _held(self, x: Tensor) -> tuple[Tensor, Tensor]:
+    def _held(self) -> tuple[Tensor, Tensor]:
         """What the layer knows without a batch: its moving average under ``ema``, else the source statistics."""
         moving = self._policy.reference == "ema" and self.ema_mean is not None
         mean, var = (self.ema_mean, self.ema_var) if moving else (self.running_mean, self.running_var)
-        assert mean is not None
-        assert var is not None
-        dtype = kernels.working_dtype(x)
-        return mean.to(dtype), var.to(dtype)
+        if mean is None or var is None:
+            raise RuntimeError(
+                f"policy {self.policy} needs source statistics, and this layer's running_mean and running_var are gone;"
+                " keep them, or use policy 'batch'."
+            )
+        return mean, var
 
     def _mixed(self, batch: functional.Batch) -> tuple[Tensor, Tensor]:
         centre, variance, weight = batch.centre, batch.variance, self._policy.weight
-        if self.running_mean is None or (weight == 1.0 and batch.counted is None):
+        if weight == 1.0 and (batch.counted is None or self.running_mean is None):
             return centre, variance
-        held = self._held(batch.x)
+        held = [s.to(centre.dtype) for s in self._held()]
         if weight != 1.0:
             centre, variance = (weight * b + (1.0 - weight) * h for b, h in zip((centre, variance), held, strict=True))
         if batch.counted is not None:
@@ -208,8 +217,13 @@ class RobustBatchNorm(_BatchNorm):
             raise ValueError(
                 f"only the policy 'ema' has statistics to commit to; this layer's policy is {self.policy}."
             )
+        if centre.shape != (self.num_features,) or variance.shape != (self.num_features,):
+            raise ValueError(
+                f"expected a centre and a variance per channel, ({self.num_features},) each; got {tuple(centre.shape)}"
+                f" and {tuple(variance.shape)}."
+            )
         with torch.no_grad():
-            held = self._held(centre)
+            held = [s.to(centre.dtype) for s in self._held()]
             usable = centre.isfinite() & variance.isfinite()
             weight = self._policy.weight
             self.ema_mean, self.ema_var = (
@@ -222,29 +236,33 @@ class RobustBatchNorm(_BatchNorm):
         self.ema_mean = self.ema_var = None
 
     def _tracks(self) -> bool:
-        return self.training and self.track_running_stats and self._policy.name == "batch"
+        tracks = self.training and self.track_running_stats and self._policy.name == "batch"
+        return tracks and self.running_mean is not None
 
-    def _tracking_factor(self) -> float | Tensor:
-        assert self.num_batches_tracked is not None
-        self.num_batches_tracked.add_(1)
-        return 1.0 / self.num_batches_tracked if self.momentum is None else self.momentum
+    def _tracking_factor(self, counts: bool | Tensor = True) -> float | Tensor:
+        """Count a batch, if it counts, and say how much it moves the source statistics."""
+        if self.num_batches_tracked is None:
+            return 0.0 if self.momentum is None else self.momentum
+        self.num_batches_tracked.add_(counts)
+        return 1.0 / self.num_batches_tracked.clamp(min=1) if self.momentum is None else self.momentum
 
     def _track(self, batch: functional.Batch) -> None:
         """Real training: move the source statistics as torch does, with the unbiased variance."""
         assert self.running_mean is not None
         assert self.running_var is not None
         with torch.no_grad():
-            factor = self._tracking_factor()
             images = batch.x.shape[0] if batch.counted is None else batch.counted
             count = torch.as_tensor(images * batch.x[0, 0].numel(), device=batch.x.device)
+            factor = self._tracking_factor(count > 0)
             unbiased = batch.variance * count / (count - 1).clamp(min=1)
             for running, new in ((self.running_mean, batch.centre), (self.running_var, unbiased)):
                 moved = factor * new + (1.0 - factor) * running
                 running.copy_(torch.where(count == 0, running, moved))
 
-    def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
-        super()._load_from_state_dict(*args, **kwargs)
-        self.reset()  # new source statistics: the moving average starts from them
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any, **kwargs: Any) -> None:
+        super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
+        if f"{prefix}running_mean" in state_dict:
+            self.reset()  # new source statistics: the moving average starts from them
 
     def extra_repr(self) -> str:
         """What torch shows, then what is ours."""

@@ -65,6 +65,6 @@ def get(policy: str | Policy) -> Policy:
 
 
 def _fraction(name: str, value: float) -> float:
-    if not 0.0 <= value <= 1.0:
+    if not isinstance(value, int | float) or not 0.0 <= value <= 1.0:
         raise ValueError(f"{name} is a weight between 0 and 1, got {value!r}.")
     return float(value)

@@ -35,7 +35,8 @@ def geometric_median(points: Tensor, *, tolerance: float = 1e-10, max_steps: int
     """
     x = _check(points).detach().double()
     z = shift = x.median(dim=0).values  # near the answer; as the origin it leaves the most digits to its neighbours
-    x, z = x - shift, z - shift
+    scale = (x - shift).abs().max().clamp(min=torch.finfo(x.dtype).tiny)  # squares of 1e160 would overflow
+    x, z = (x - shift) / scale, z - shift
     tested, slope = -1, torch.inf
     for _ in range(max_steps):
         distances = (x - z).norm(dim=1)
@@ -60,7 +61,7 @@ def geometric_median(points: Tensor, *, tolerance: float = 1e-10, max_steps: int
             RuntimeWarning,
             stacklevel=2,
         )
-    return (z + shift).to(points.dtype)
+    return (z * scale + shift).to(points.dtype)
 
 
 def _forces(x: Tensor, z: Tensor) -> tuple[Tensor, float, Tensor]:

@@ -8,6 +8,7 @@ from .reference import (
     normalise,
     square_deviation,
     substitute,
+    traced,
     working_dtype,
 )
 
@@ -19,5 +20,6 @@ __all__ = [
     "normalise",
     "square_deviation",
     "substitute",
+    "traced",
     "working_dtype",
 ]

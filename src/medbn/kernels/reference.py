@@ -20,18 +20,30 @@ def working_dtype(x: Tensor) -> torch.dtype:
     return torch.float32 if x.dtype in (torch.float16, torch.bfloat16) else x.dtype
 
 
+def traced() -> bool:
+    """Whether this runs for something else than its values: compile, export, jit.trace, torch.func, forward-mode AD.
+
+    Then everything is plain, differentiable torch, and no value is looked at. A Function would be no use: a compiler
+    decides itself what to keep, older ones lose gradients there, and an exported program may hold aten operators alone.
+    """
+    return (
+        torch.compiler.is_compiling()
+        or torch._C._get_tracing_state() is not None
+        or torch._C._are_functorch_transforms_active()
+        or torch.autograd.forward_ad._current_level >= 0
+    )
+
+
 def _follows(*tensors: Tensor | None) -> bool:
-    """Whether autograd will want these tensors' gradients."""
+    """Whether these tensors' gradients, or tangents, will be wanted."""
+    if traced() and not torch.compiler.is_compiling():
+        return True  # requires_grad says nothing about tangents and torch.func
     return torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
 
 
 def _saves(*tensors: Tensor | None) -> bool:
-    """Whether to use a Function, which decides what is kept for the backward pass.
-
-    Not while tracing: the compiler decides that itself (and in older versions loses gradients at a Function), and an
-    exported program may hold nothing but aten operators.
-    """
-    return not torch.compiler.is_compiling() and _follows(*tensors)
+    """Whether to use a Function, which decides what is kept for the backward pass."""
+    return not traced() and _follows(*tensors)
 
 
 def _apply(function: type[Function], *arguments: Any) -> Any:
@@ -164,8 +176,13 @@ class _SquareDeviation(Function):
         x, centre, valid = ctx.saved_tensors
         deviation = _SquareDeviation.deviation(x, centre, valid)
         slope = 2.0 * grads[0] / _count(deviation, valid)
-        d_x = (deviation * slope.unsqueeze(1)).to(x.dtype).view(x.shape)
+        d_x = _product(slope.unsqueeze(1), deviation).to(x.dtype).view(x.shape)
         return d_x, -slope * deviation.sum(dim=(0, 2)), None
+
+
+def _product(gradient: Tensor, deviation: Tensor) -> Tensor:
+    """Their product, and 0 where the gradient is 0: deviations of huge values may be infinite."""
+    return torch.where(gradient == 0, 0.0, gradient * deviation)
 
 
 def image_moments(x: Tensor) -> tuple[Tensor, Tensor]:
@@ -192,7 +209,7 @@ class _ImageMoments(Function):
         planes = _planes(x).to(d_mean.dtype)
         size = planes.shape[2]
         deviation = planes - planes.mean(dim=2, keepdim=True)
-        d_x = (d_mean.unsqueeze(2) + 2.0 * d_variance.unsqueeze(2) * deviation) / size
+        d_x = (d_mean.unsqueeze(2) + 2.0 * _product(d_variance.unsqueeze(2), deviation)) / size
         return d_x.to(x.dtype).view(x.shape)
 
 
@@ -207,7 +224,7 @@ def normalise(
     bias = bias if bias is None else bias.to(centre.dtype)
     if _saves(x, centre, variance, weight, bias):
         return cast(Tensor, _apply(_Normalise, x, centre, variance, weight, bias, eps))
-    if torch.compiler.is_compiling():
+    if traced():
         scale = torch.rsqrt(variance + eps) if weight is None else torch.rsqrt(variance + eps) * weight
         y = (x.to(centre.dtype) - _per_channel(centre, x)) * _per_channel(scale, x)
         return (y if bias is None else y + _per_channel(bias, x)).to(x.dtype)

@@ -1,0 +1,129 @@
+"""Test-time adaptation methods: one line around any model.
+
+Every file of this folder that defines a subclass of Adapter adds methods, under their class names in lower case.
+"""
+
+from __future__ import annotations
+
+import copy
+import importlib
+import inspect
+import pkgutil
+from typing import Any
+
+from torch import nn
+
+from .. import estimators
+from .._names import unknown
+from ..convert import convert
+from ..estimators import Estimator
+from ..layers import RobustBatchNorm
+from .base import Adapter, Learner
+from .calls import refuse_inference_mode
+
+PRESETS = ("cifar10", "cifar100", "imagenet")
+
+
+def _found() -> dict[str, type[Adapter]]:
+    methods: dict[str, type[Adapter]] = {}
+    for file in pkgutil.iter_modules(__path__):
+        module = importlib.import_module(f"{__name__}.{file.name}")
+        for value in vars(module).values():
+            if inspect.isclass(value) and issubclass(value, Adapter) and value not in (Adapter, Learner):
+                methods[value.__name__.lower()] = value
+    return methods
+
+
+_methods = _found()
+
+
+def available() -> list[str]:
+    """The names that ``method=`` accepts.
+
+    >>> available()
+    ['eata', 'eta', 'mdia', 'sar', 'sema', 'sotta', 'source', 'tebn', 'tent']
+    """
+    return sorted(_methods)
+
+
+def get(method: str) -> type[Adapter]:
+    """The class of that name; case does not matter."""
+    kind = _methods.get(method.lower()) if isinstance(method, str) else None
+    if kind is None:
+        raise unknown("method", method, _methods)
+    return kind
+
+
+def options(method: str, preset: str = "cifar10") -> dict[str, Any]:
+    """A method's options and their values under a preset.
+
+    >>> options("sema")
+    {'momentum': 0.2, 'logits': None, 'predict': 'before', 'seed': 0}
+    """
+    if preset not in PRESETS:
+        raise unknown("preset", preset, PRESETS)
+    kind = get(method)
+    found: dict[str, Any] = {}
+    for base in kind.__mro__:
+        if issubclass(base, Adapter):
+            for name, parameter in inspect.signature(base.__init__).parameters.items():
+                if parameter.kind is inspect.Parameter.KEYWORD_ONLY:
+                    found.setdefault(name, parameter.default)
+    return {**found, **kind.presets.get(preset, {})}
+
+
+def adapt(
+    model: nn.Module,
+    method: str = "tent",
+    estimator: str | Estimator | None = None,
+    *,
+    preset: str = "cifar10",
+    inplace: bool = False,
+    **given: Any,
+) -> Adapter:
+    """Wrap a model in a test-time adaptation method; calling the result predicts *and* adapts.
+
+    Args:
+        model: any model with BatchNorm; its layers are made robust as needed. Source wraps any model at all.
+        method: a name from ``medbn.methods.available()``.
+        estimator: how the robust layers take their statistics; see ``medbn.estimators``. None keeps what robust layers
+            the model has, and is ``"median"`` for plain BatchNorm.
+        preset: ``"cifar10"``, ``"cifar100"`` or ``"imagenet"``: the published options of the method for that benchmark.
+        inplace: adapt this very model; otherwise a copy, and the caller's stays as it is.
+        given: the method's options, which ``medbn.methods.options(method)`` lists and its class explains.
+
+    >>> import torch, medbn
+    >>> model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.Flatten(), nn.Linear(8 * 6 * 6, 10))
+    >>> tta = medbn.adapt(model, method="tent", estimator="median")
+    >>> tta(torch.rand(16, 3, 8, 8)).shape
+    torch.Size([16, 10])
+    """
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"expected a torch.nn.Module, got {type(model).__name__}.")
+    refuse_inference_mode()
+    if isinstance(model, Adapter):
+        raise TypeError(f"the model is adapted by {type(model).__name__} already; pass the model inside: tta.model.")
+    kind = get(method)
+    known = options(method, preset)
+    for name in given:
+        if name not in known:
+            raise unknown(f"option of {kind.__name__}", name, known)
+    if estimator is not None:
+        estimator = estimators.get(estimator)
+    if not inplace:
+        model = copy.deepcopy(model)
+    if kind is not _methods["source"]:
+        _make_robust(model, estimator)
+    return kind(model, **{**kind.presets.get(preset, {}), **given}).begin()
+
+
+def _make_robust(model: nn.Module, estimator: Estimator | None) -> None:
+    """Convert what is plain; give robust layers the estimator, if there is one to give."""
+    robust = [layer for layer in model.modules() if isinstance(layer, RobustBatchNorm)]
+    if estimator is not None:
+        nonfinite = {layer.nonfinite for layer in robust}
+        convert(model, estimator, nonfinite=nonfinite.pop() if len(nonfinite) == 1 else None)
+        return
+    plain = [m for m in model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm) and m not in robust]
+    if plain or not robust:
+        convert(model, "median", include=lambda name, layer: layer not in robust)

@@ -1,0 +1,366 @@
+"""What all adaptation methods share: the call, the state, the optimiser, the attacker's view.
+
+A method is a short file with a subclass of Adapter, or of Learner if it learns. The base holds the rules about state:
+calling an adapter predicts and adapts, once, and nothing else changes it; ``snapshot``, ``restore``, ``reset`` and
+``state_dict`` cover everything that adapts. What a method keeps between calls, it keeps in ``self.memory``, a
+dictionary of tensors, numbers, strings and lists of those; then the base takes care of it.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
+from typing import Any, ClassVar, cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn import Parameter
+from torch.utils._pytree import tree_map
+
+from .. import hooks, policies
+from .._names import unknown
+from ..layers import RobustBatchNorm
+from ..policies import Policy
+from .calls import Inputs, Logits, Predictions, logits_of
+from .stages import last_stage
+
+OPTIMIZERS = {"adam": torch.optim.Adam, "sgd": torch.optim.SGD}
+STAND_INS = {"exact": None, "straight_through": "mean"}
+
+
+class Adapter(nn.Module):
+    """A model that adapts while it serves; made by ``medbn.adapt``.
+
+    Args:
+        model: a model whose BatchNorm layers are robust; it is adapted in place.
+        logits: where the logits are in what the model returns: a key, an index or a function. None finds a tensor,
+            the first entry of a tuple, the keys or attributes ``out`` and ``logits``.
+        predict: ``"before"`` returns the predictions made on the way to the update (one forward pass; what TENT, EATA
+            and SAR return), ``"after"`` those of the updated model (the MedBN paper's metric; one more forward pass).
+        seed: of the method's own random choices.
+    """
+
+    presets: ClassVar[dict[str, dict[str, Any]]] = {}
+    """Options that differ from the defaults, which are those of CIFAR-10, by preset."""
+    policy: Policy = policies.batch()
+
+    def __init__(self, model: nn.Module, *, logits: Logits = None, predict: str = "before", seed: int = 0) -> None:
+        super().__init__()
+        if predict not in ("before", "after"):
+            raise unknown("predict", predict, ("before", "after"))
+        self.model = model
+        self.logits = logits
+        self.predict = predict
+        self.layers = {n: m for n, m in model.named_modules() if isinstance(m, RobustBatchNorm)}
+        self.learned: dict[str, Parameter] = {}
+        self.optimizer: torch.optim.Optimizer | None = None
+        self.memory: dict[str, Any] = {}
+        self.generator = torch.Generator().manual_seed(seed)
+        self._initial: dict[str, Any] = {}
+        self._loaded: dict[str, Any] | None = None
+        self.register_load_state_dict_post_hook(_use_loaded)  # type: ignore[no-untyped-call]
+
+    @torch.enable_grad()
+    def begin(self) -> Adapter:
+        """Make the model ready and remember it as the source model; ``medbn.adapt`` calls this, once."""
+        self.eval()
+        for parameter in self.model.parameters():
+            parameter.requires_grad_(False)
+        for name, layer in self.layers.items():
+            layer.policy = self.policy_of(name)
+            if layer.policy.reference == "ema":
+                layer.ema_mean, layer.ema_var = (
+                    cast(Tensor, s).clone() for s in (layer.running_mean, layer.running_var)
+                )
+        self.prepare()
+        self._initial = self.snapshot()
+        return self
+
+    def policy_of(self, layer: str) -> Policy:
+        """Which statistics the layer of that name uses."""
+        return self.policy
+
+    def prepare(self) -> None:
+        """What a method needs once its layers are ready."""
+
+    # --- one call -----------------------------------------------------------------------------------------------------
+
+    def forward(self, *args: Any, valid: Tensor | None = None, **kwargs: Any) -> Any:
+        """Predict and adapt, once; returns what the model returns.
+
+        ``valid`` marks, with a ``(B,)`` mask, the images that are not padding: only those take part in statistics,
+        losses and memory.
+        """
+        inputs = Inputs.of(args, kwargs, valid)
+        with torch.set_grad_enabled(bool(self.learned)):
+            with self.averaging() as commit:
+                output = self.run(inputs)
+            self.check(inputs, output)
+            if self.update(inputs, output) and self.predict == "after":
+                with torch.no_grad():
+                    output = self.run(inputs)
+        commit()
+        return tree_map(_detached, output)
+
+    def check(self, inputs: Inputs, output: Any) -> None:
+        """Refuse a batch that leaves nothing to adapt on, before anything has changed."""
+        if not bool(inputs.finite_in(output).any()):
+            raise ValueError(
+                "no image of this batch has a finite output; nothing was adapted and no state has changed."
+            )
+
+    def update(self, inputs: Inputs, output: Any) -> bool:
+        """Learn from one batch; whether the model now predicts differently. Methods that learn override this."""
+        return False
+
+    def run(self, inputs: Inputs) -> Any:
+        """The model's output for a test batch, under the method's policy."""
+        with self.normalising(), self.counting(inputs):
+            return self.model(*inputs.args, **inputs.kwargs)
+
+    def normalising(self) -> AbstractContextManager[None]:
+        """How a test batch is normalised, where that is not by the layers' own policies."""
+        return nullcontext()
+
+    def counting(self, inputs: Inputs) -> AbstractContextManager[None]:
+        """Leave padding out of the statistics."""
+        if inputs.valid is None or not self.layers:
+            return nullcontext()
+        return hooks.counting_only(self.model, inputs.valid)
+
+    @contextmanager
+    def averaging(self) -> Iterator[Callable[[], None]]:
+        """Watch the statistics of a pass; the function it gives lets them into the moving averages, afterwards."""
+        found: list[tuple[RobustBatchNorm, Tensor, Tensor]] = []
+
+        def commit() -> None:
+            for layer, centre, variance in found:
+                layer.commit(centre, variance)
+
+        if all(layer.policy.reference != "ema" for layer in self.layers.values()):
+            yield commit
+            return
+        with hooks.capture(self.model, inputs=False) as seen:
+            yield commit
+            for o in seen:
+                if o.layer.policy.reference == "ema" and o.batch_centre is not None and o.batch_variance is not None:
+                    found.append((o.layer, o.batch_centre.detach(), o.batch_variance.detach()))
+
+    def train(self, mode: bool = True) -> Adapter:
+        """Adapters run their model in eval() always, so that dropout is off."""
+        super().train(mode)
+        self.model.eval()
+        return self
+
+    # --- state --------------------------------------------------------------------------------------------------------
+
+    def snapshot(self) -> dict[str, Any]:
+        """Everything that adapts, as it is now, in one value for ``restore``."""
+        return {"learned": {name: p.detach().clone() for name, p in self.learned.items()}, **self.get_extra_state()}
+
+    def restore(self, snapshot: dict[str, Any]) -> None:
+        """Return to a snapshot; what follows is then the same, to the bit."""
+        with torch.no_grad():
+            for name, parameter in self.learned.items():
+                parameter.copy_(snapshot["learned"][name])
+        self._set_rest(snapshot)
+
+    def reset(self) -> None:
+        """Return to the source model."""
+        self.restore(self._initial)
+
+    def get_extra_state(self) -> dict[str, Any]:
+        """What adapts beside the parameters; part of ``state_dict``, and loads with ``weights_only=True``."""
+        averages = {
+            n: (layer.ema_mean, layer.ema_var) for n, layer in self.layers.items() if layer.ema_mean is not None
+        }
+        optimizer = None if self.optimizer is None else self.optimizer.state_dict()
+        rest = {"averages": averages, "optimizer": optimizer, "memory": self.memory}
+        copied: dict[str, Any] = tree_map(lambda v: v.detach().clone() if isinstance(v, Tensor) else v, rest)
+        return {**copied, "random": self.generator.get_state()}
+
+    def set_extra_state(self, state: dict[str, Any]) -> None:
+        """Keep what ``load_state_dict`` found until the layers have loaded, which restarts their averages."""
+        self._loaded = state
+
+    def _set_rest(self, state: dict[str, Any]) -> None:
+        state = tree_map(lambda v: v.clone() if isinstance(v, Tensor) else v, state)
+        for name, (mean, var) in state["averages"].items():
+            self.layers[name].ema_mean, self.layers[name].ema_var = mean, var
+        if self.optimizer is not None:
+            self.optimizer.load_state_dict(copy.deepcopy(state["optimizer"]))
+        self.memory = state["memory"]
+        self.generator.set_state(state["random"].cpu())
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Adapter:
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+
+        def move(value: Any) -> Any:
+            return fn(value) if isinstance(value, Tensor) and value.is_floating_point() else value
+
+        self.memory, self._initial = tree_map(move, self.memory), tree_map(move, self._initial)
+        if self.optimizer is not None:
+            for parameter, state in self.optimizer.state.items():
+                self.optimizer.state[parameter] = {k: v if k == "step" else move(v) for k, v in state.items()}
+        return self
+
+    # --- the attacker's view ------------------------------------------------------------------------------------------
+
+    def surrogate(self, gradient: str = "exact", of: str = "now") -> Callable[..., Tensor]:
+        """A differentiable function from a batch to its logits, which changes nothing however often it is called.
+
+        Args:
+            gradient: ``"exact"``, or ``"straight_through"``: true values, and the gradient of the mean's statistics.
+            of: ``"now"``, the adapter as it is at this moment (white box), or ``"source"``, as it was at the start.
+
+        The function keeps the parameters and averages of that moment, whatever the adapter does afterwards.
+        """
+        if gradient not in STAND_INS:
+            raise unknown("gradient", gradient, STAND_INS)
+        if of not in ("now", "source"):
+            raise unknown("surrogate of", of, ("now", "source"))
+        state = self.snapshot() if of == "now" else self._initial
+        tensors = dict(state["learned"])
+        for name, (mean, var) in state["averages"].items():
+            tensors |= {f"{name}.ema_mean": mean, f"{name}.ema_var": var}
+        stand_in = STAND_INS[gradient]
+
+        def view(*args: Any, valid: Tensor | None = None, **kwargs: Any) -> Tensor:
+            inputs = Inputs.of(args, kwargs, valid)
+            through = hooks.backward_through(self.model, stand_in) if stand_in and self.layers else nullcontext()
+            with self.normalising(), self.counting(inputs), through:
+                output = torch.func.functional_call(self.model, tensors, inputs.args, inputs.kwargs)
+            return logits_of(output, self.logits, inputs.size)
+
+        return view
+
+
+def _detached(value: Any) -> Any:
+    return value.detach() if isinstance(value, Tensor) else value
+
+
+def _use_loaded(adapter: Any, keys: Any) -> None:
+    """Set what ``load_state_dict`` found beside the parameters, now that the layers have theirs."""
+    if adapter._loaded is not None:
+        state, adapter._loaded = adapter._loaded, None
+        adapter._set_rest(state)
+
+
+class Learner(Adapter):
+    """An adapter that learns affine parameters.
+
+    Args:
+        model, logits, predict, seed: as for Adapter.
+        optimizer: ``"adam"`` (the MedBN paper's, for all methods), ``"sgd"``, or a function of parameters and ``lr``.
+        lr: 1e-3 in the MedBN paper.
+        weight_decay: none in the MedBN paper.
+        steps: updates per batch; one in the MedBN paper.
+        frozen: patterns of names of the robust layers not to learn. None for the method's own rule.
+    """
+
+    keeps_last_stage: ClassVar[bool] = False
+    """Whether the affine parameters of the last stage are left alone."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        optimizer: str | Callable[..., torch.optim.Optimizer] = "adam",
+        lr: float = 1e-3,
+        weight_decay: float = 0.0,
+        steps: int = 1,
+        frozen: str | Iterable[str] | None = None,
+        logits: Logits = None,
+        predict: str = "before",
+        seed: int = 0,
+    ) -> None:
+        super().__init__(model, logits=logits, predict=predict, seed=seed)
+        if steps < 1:
+            raise ValueError(f"steps is the number of updates per batch, at least 1; got {steps}.")
+        if not callable(optimizer) and optimizer not in OPTIMIZERS:
+            raise unknown("optimizer", optimizer, OPTIMIZERS)
+        self.steps = steps
+        self.frozen = frozen
+        if callable(optimizer):
+            self._make_optimizer: Callable[..., torch.optim.Optimizer] = partial(optimizer, lr=lr)
+        else:
+            self._make_optimizer = partial(OPTIMIZERS[optimizer], lr=lr, weight_decay=weight_decay)
+
+    def prepare(self) -> None:
+        """Choose what is learned, and give it to the optimiser."""
+        asks = self.keeps_last_stage or self.frozen is not None
+        left_alone = last_stage(self.model, self.layers, self.frozen) if asks else set()
+        for name, layer in self.layers.items():
+            for kind in ("weight", "bias"):
+                parameter = getattr(layer, kind)
+                if parameter is not None and name not in left_alone:
+                    self.learned[f"{name}.{kind}" if name else kind] = parameter.requires_grad_(True)
+        if not self.learned:
+            raise ValueError(
+                f"{type(self.model).__name__} has no affine parameters for {type(self).__name__} to learn."
+            )
+        self.optimizer = self._make_optimizer(list(self.learned.values()))
+
+    def update(self, inputs: Inputs, output: Any) -> bool:
+        """Take ``steps`` steps; those after the first look at the batch again."""
+        predictions = self.predictions(inputs, output)
+        updated = self.step(inputs, predictions)
+        for _ in range(self.steps - 1):
+            updated = self.step(inputs, self.look(inputs)) or updated
+        return updated
+
+    def predictions(self, inputs: Inputs, output: Any) -> Predictions:
+        """What a loss or a filter looks at."""
+        return Predictions.of(logits_of(output, self.logits, inputs.size), inputs.valid)
+
+    def step(self, inputs: Inputs, predictions: Predictions) -> bool:
+        """One step down the loss; whether one was taken."""
+        loss = self.loss(predictions)
+        if loss is None:
+            return False
+        self.descend(self.gradients(loss))
+        return True
+
+    def loss(self, predictions: Predictions) -> Tensor | None:
+        """What to minimise on this batch; None if there is nothing to learn from."""
+        raise NotImplementedError
+
+    def look(self, inputs: Inputs) -> Predictions:
+        """Predict once more, differentiably, with the parameters as they are."""
+        with torch.enable_grad():
+            return self.predictions(inputs, self.run(inputs))
+
+    def gradients(self, loss: Tensor) -> list[Tensor]:
+        """The loss's gradients with respect to what is learned."""
+        parameters = list(self.learned.values())
+        found = torch.autograd.grad(loss, parameters, allow_unused=True)
+        return [torch.zeros_like(p) if g is None else g for p, g in zip(parameters, found, strict=True)]
+
+    def descend(self, gradients: list[Tensor]) -> None:
+        """One step of the optimiser."""
+        assert self.optimizer is not None
+        for parameter, gradient in zip(self.learned.values(), gradients, strict=True):
+            parameter.grad = gradient
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+
+    @contextmanager
+    def ascended(self, gradients: list[Tensor], rho: float) -> Iterator[None]:
+        """Sharpness-aware minimisation (Foret et al., 2021): stand ρ·g/‖g‖ uphill, and return to the bit.
+
+        The gradient taken up there goes to ``descend``, down here; so SAM has no state beside its optimiser's.
+        """
+        parameters = list(self.learned.values())
+        here = [p.detach().clone() for p in parameters]
+        with torch.no_grad():
+            scale = rho / (torch.stack([g.norm() for g in gradients]).norm() + 1e-12)
+            for parameter, gradient in zip(parameters, gradients, strict=True):
+                parameter.add_(gradient * scale)
+        try:
+            yield
+        finally:
+            with torch.no_grad():
+                for parameter, value in zip(parameters, here, strict=True):
+                    parameter.copy_(value)

@@ -1,0 +1,123 @@
+"""ETA and EATA: efficient test-time adaptation without forgetting (Niu et al., ICML 2022)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import Any, ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from .base import Learner
+from .calls import Inputs, Predictions, mean_over
+
+
+class ETA(Learner):
+    """Entropy of the samples that are reliable and not redundant (eq. 2-6 there), weighted by exp(E₀ − entropy).
+
+    Args:
+        model: the model to adapt.
+        margin: E₀ as a fraction of ln(classes); 0.4 in EATA's paper and the MedBN paper.
+        redundancy: ε, the cosine similarity to the average prediction from which a sample is redundant; 0.4 on
+            CIFAR-10 and CIFAR-100 (for the latter some use 0.1), 0.05 on ImageNet, as in EATA's paper and code.
+        average: the weight of the past in that average; 0.9 in EATA's code.
+        options: those of Learner.
+
+    EATA's code averages the loss over the selected samples, and takes no step when there are none; so do we.
+    """
+
+    presets: ClassVar[dict[str, dict[str, Any]]] = {"imagenet": {"redundancy": 0.05}}
+
+    def __init__(
+        self, model: nn.Module, *, margin: float = 0.4, redundancy: float = 0.4, average: float = 0.9, **options: Any
+    ) -> None:
+        super().__init__(model, **options)
+        self.margin = margin
+        self.redundancy = redundancy
+        self.average = average
+        self.memory["prediction"] = None
+
+    def loss(self, predictions: Predictions) -> Tensor | None:
+        """The weighted entropy; None if no sample is selected."""
+        entropy, probabilities = predictions.entropy(), predictions.probabilities()
+        margin = self.margin * math.log(predictions.classes)
+        selected = predictions.usable & (entropy.detach() < margin)
+        past = self.memory["prediction"]
+        if past is not None:
+            selected &= F.cosine_similarity(past.unsqueeze(0), probabilities, dim=1).abs() < self.redundancy
+        if not bool(selected.any()):
+            return None
+        new = probabilities[selected].mean(dim=0)
+        self.memory["prediction"] = new if past is None else self.average * past + (1 - self.average) * new
+        return mean_over(entropy * torch.exp(margin - entropy.detach()), selected)
+
+
+class EATA(ETA):
+    """ETA, and a penalty on moving the parameters that matter on source data (eq. 8-9 there).
+
+    Args:
+        model: the model to adapt.
+        source: batches of source images, unlabelled: tensors, or tuples whose first entry is one. The Fisher
+            information is measured on them once, with the model's own predictions as labels.
+        fisher_weight: β; 1 on CIFAR and 2000 on ImageNet, as in EATA's code.
+        fisher_samples: how many source images to use; 2000 in EATA's paper.
+        options: those of ETA and Learner.
+
+    Eq. 9 averages squared gradients over samples. A sample has no gradient of its own where it is normalised with its
+    batch, so like EATA's code we average the squared gradients of batches.
+    """
+
+    presets: ClassVar[dict[str, dict[str, Any]]] = {"imagenet": {"redundancy": 0.05, "fisher_weight": 2000.0}}
+
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        source: Iterable[Any] | None = None,
+        fisher_weight: float = 1.0,
+        fisher_samples: int = 2000,
+        **options: Any,
+    ) -> None:
+        if source is None:
+            raise ValueError(
+                "EATA needs batches of source images to know which parameters matter: pass source=, for example a"
+                " DataLoader, or use method='eta', which is EATA without that."
+            )
+        super().__init__(model, **options)
+        self.source = source
+        self.fisher_weight = fisher_weight
+        self.fisher_samples = fisher_samples
+
+    def prepare(self) -> None:
+        """Measure the Fisher information."""
+        super().prepare()
+        self.memory["fisher"] = self._fisher(self.source, self.fisher_samples)
+        self.source = ()  # it may hold a whole data set
+
+    def _fisher(self, source: Iterable[Any], samples: int) -> dict[str, Tensor]:
+        squares = [torch.zeros_like(p) for p in self.learned.values()]
+        batches = seen = 0
+        device = next(iter(self.learned.values())).device
+        for batch in source:
+            x = (batch[0] if isinstance(batch, tuple | list) else batch)[: samples - seen].to(device)
+            predictions = self.look(Inputs.of((x,), {}))
+            labels = predictions.logits.detach().argmax(dim=1)
+            loss = mean_over(F.cross_entropy(predictions.logits, labels, reduction="none"), predictions.usable)
+            squares = [s + g.square() for s, g in zip(squares, self.gradients(loss), strict=True)]
+            batches, seen = batches + 1, seen + len(x)
+            if seen >= samples:
+                break
+        if not batches:
+            raise ValueError("source= has no batch.")
+        return {name: s / batches for name, s in zip(self.learned, squares, strict=True)}
+
+    def loss(self, predictions: Predictions) -> Tensor | None:
+        """ETA's loss and the penalty."""
+        loss = super().loss(predictions)
+        if loss is None:
+            return None
+        source, fisher = self._initial["learned"], self.memory["fisher"]
+        penalty = [(fisher[name] * (p - source[name]).square()).sum() for name, p in self.learned.items()]
+        return loss + self.fisher_weight * torch.stack(penalty).sum()

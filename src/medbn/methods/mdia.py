@@ -1,0 +1,40 @@
+"""mDIA: mitigating distribution invading attacks (Wu et al., ICML 2023, section 6 there)."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+from torch import nn
+
+from .. import policies
+from ..policies import Policy
+from .base import Adapter
+
+
+class MDIA(Adapter):
+    """Mixes training and batch statistics, and uses the training statistics alone in the last layers.
+
+    Args:
+        model: the model to adapt.
+        prior: the weight of the training statistics; 0.6 in the MedBN paper.
+        terminal: how many of the last layers, in module order, use training statistics alone; 8 in the MedBN paper,
+            and never more than a third of all, which a warning says when it applies.
+        options: those of Adapter.
+    """
+
+    def __init__(self, model: nn.Module, *, prior: float = 0.6, terminal: int = 8, **options: Any) -> None:
+        super().__init__(model, **options)
+        self.policy = policies.interpolate(prior)
+        count = min(terminal, len(self.layers) // 3)
+        if count < terminal:
+            warnings.warn(
+                f"the model has {len(self.layers)} robust layers, so the last {count} of them, not {terminal}, use"
+                " training statistics alone: a third at the most.",
+                stacklevel=4,
+            )
+        self.terminal = set(list(self.layers)[len(self.layers) - count :])
+
+    def policy_of(self, layer: str) -> Policy:
+        """Training statistics in the last layers, the mixture elsewhere."""
+        return policies.source() if layer in self.terminal else self.policy

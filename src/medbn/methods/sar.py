@@ -1,0 +1,69 @@
+"""SAR: towards stable test-time adaptation in dynamic wild world (Niu et al., ICLR 2023), with BatchNorm."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, ClassVar
+
+from torch import nn
+
+from .base import Learner
+from .calls import Inputs, Predictions, mean_over
+
+
+class SAR(Learner):
+    """Reliable entropy (eq. 2 there), minimised sharpness-aware (eq. 4), and recovered when it collapses (section 3.3).
+
+    Args:
+        model: the model to adapt.
+        margin: E₀ as a fraction of ln(classes); 0.4 in SAR's paper and the MedBN paper.
+        rho: how far uphill SAM looks; 0.05 in SAR's paper.
+        recovery: the model is reset when the moving average of the loss falls below this; 0.2 in SAR's paper.
+        average: the weight of the past in that average; 0.9 in SAR's paper.
+        options: those of Learner; the affine parameters of the last stage are not learned, as in SAR's paper.
+
+    The second filter, uphill, is nested inside the first. Where a filter selects nothing, no step is taken. SAR's code
+    keeps the collapsed average after a recovery, which then repeats on every batch; we start a new one.
+    """
+
+    keeps_last_stage: ClassVar[bool] = True
+
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        margin: float = 0.4,
+        rho: float = 0.05,
+        recovery: float = 0.2,
+        average: float = 0.9,
+        **options: Any,
+    ) -> None:
+        super().__init__(model, **options)
+        self.margin = margin
+        self.rho = rho
+        self.recovery = recovery
+        self.average = average
+        self.memory["loss"] = None
+
+    def step(self, inputs: Inputs, predictions: Predictions) -> bool:
+        """Filter, climb, filter again, descend; recover if the loss has collapsed."""
+        margin = self.margin * math.log(predictions.classes)
+        entropy = predictions.entropy()
+        reliable = predictions.usable & (entropy.detach() < margin)
+        if not bool(reliable.any()):
+            return False
+        uphill = self.gradients(mean_over(entropy, reliable))
+        with self.ascended(uphill, self.rho):
+            predictions = self.look(inputs)
+            entropy = predictions.entropy()
+            reliable = reliable & predictions.usable & (entropy.detach() < margin)
+            if not bool(reliable.any()):
+                return False
+            loss = mean_over(entropy, reliable)
+            gradients = self.gradients(loss)
+        self.descend(gradients)
+        past, new = self.memory["loss"], loss.item()
+        self.memory["loss"] = new if past is None else self.average * past + (1 - self.average) * new
+        if self.memory["loss"] < self.recovery:
+            self.reset()
+        return True

@@ -1,0 +1,145 @@
+"""SoTTA: robust test-time adaptation on noisy data streams (Gong et al., NeurIPS 2023)."""
+
+from __future__ import annotations
+
+from collections import Counter
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from .. import hooks, policies
+from .._names import unknown
+from .base import Learner
+from .calls import Inputs, Predictions, mean_over
+
+HELD = policies.ema(0.0)
+"""What the layers hold, without the batch at hand."""
+
+
+class SoTTA(Learner):
+    """Learns from a memory of confident images, balanced over the classes, by SAM on their entropy (section 3 there).
+
+    Args:
+        model: the model to adapt.
+        capacity: images in memory; 64 in SoTTA's paper.
+        confidence: images predicted with less than this are not remembered; 0.99 on CIFAR-10, 0.66 on CIFAR-100, 0.33
+            on ImageNet, as in SoTTA's paper.
+        rho: how far uphill SAM looks; 0.05 in SoTTA's paper.
+        momentum: the weight of the new statistics in the moving average; 0.2 in SoTTA's paper.
+        statistics: whose statistics enter the moving average. ``"batch"``, as the MedBN paper uses SoTTA: those of the
+            test batch, which is normalised with the average that includes it. ``"memory"``, SoTTA's own rule: those of
+            the memory, on which it learns with the memory's own statistics, and the test batch has no part in them.
+        options: those of Learner; the affine parameters of the last stage are not learned, as in SoTTA's code.
+
+    One SAM step per call, on the whole memory. Confidences come from one pass with the average before the batch.
+    """
+
+    keeps_last_stage: ClassVar[bool] = True
+    presets: ClassVar[dict[str, dict[str, Any]]] = {"cifar100": {"confidence": 0.66}, "imagenet": {"confidence": 0.33}}
+
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        capacity: int = 64,
+        confidence: float = 0.99,
+        rho: float = 0.05,
+        momentum: float = 0.2,
+        statistics: str = "batch",
+        **options: Any,
+    ) -> None:
+        if statistics not in ("batch", "memory"):
+            raise unknown("statistics", statistics, ("batch", "memory"))
+        if capacity < 1:
+            raise ValueError(f"capacity is the number of images in memory, at least 1; got {capacity}.")
+        super().__init__(model, **options)
+        self.policy = policies.ema(momentum)
+        self.capacity = capacity
+        self.confidence = confidence
+        self.rho = rho
+        self.statistics = statistics
+        self.memory |= {"images": {}, "classes": []}
+
+    def normalising(self) -> AbstractContextManager[None]:
+        """By SoTTA's own rule a test batch has no part in the average that normalises it."""
+        return nullcontext() if self.statistics == "batch" else hooks.normalising_with(self.model, HELD)
+
+    def update(self, inputs: Inputs, output: Any) -> bool:
+        """Remember the confident images, then learn from the whole memory."""
+        if self.statistics == "batch":
+            with torch.no_grad(), hooks.normalising_with(self.model, HELD):
+                output = self.run(inputs)
+        self._remember(inputs, self.predictions(inputs, output))
+        if not self.memory["classes"]:
+            return False
+        memory = inputs.with_images(self.memory["images"], len(self.memory["classes"]))
+        steps = [self._step(memory) for _ in range(self.steps)]
+        return any(steps)
+
+    def _step(self, inputs: Inputs) -> bool:
+        """One sharpness-aware step on the memory's entropy."""
+        with self.averaging() as commit:
+            loss = self._entropy(inputs)
+        if loss is None:
+            return False
+        with self.ascended(self.gradients(loss), self.rho):
+            loss = self._entropy(inputs)
+            gradients = None if loss is None else self.gradients(loss)
+        if gradients is None:
+            return False
+        self.descend(gradients)
+        if self.statistics == "memory":
+            commit()
+        return True
+
+    def look(self, inputs: Inputs) -> Predictions:
+        """Predict the memory, by SoTTA's own rule with its own statistics."""
+        own = nullcontext() if self.statistics == "batch" else hooks.normalising_with(self.model, policies.batch())
+        with torch.enable_grad(), own:
+            return self.predictions(inputs, self.model(*inputs.args, **inputs.kwargs))
+
+    def _entropy(self, inputs: Inputs) -> Tensor | None:
+        predictions = self.look(inputs)
+        return mean_over(predictions.entropy(), predictions.usable) if bool(predictions.usable.any()) else None
+
+    def _remember(self, inputs: Inputs, predictions: Predictions) -> None:
+        """High-confidence uniform-class sampling (algorithm 1 there): the largest class gives way when it is full."""
+        probabilities = predictions.probabilities().view(inputs.size, -1, predictions.classes)
+        # Dense outputs: an image counts by its mean confidence, and for its most frequent class.
+        confidence = probabilities.amax(dim=2).mean(dim=1)
+        confident = predictions.images & (confidence >= self.confidence)
+        candidates = confident.nonzero().flatten().tolist()
+        if not candidates:
+            return
+        found = probabilities.argmax(dim=2).mode(dim=1).values.tolist()
+        classes: list[int] = self.memory["classes"]
+        kept = list(range(len(classes)))  # where each image comes from: the memory, then the batch behind it
+        offset = len(classes)
+        for image in candidates:
+            if len(kept) >= self.capacity:
+                gone = self._gives_way(classes, found[image])
+                del kept[gone], classes[gone]
+            kept.append(offset + image)
+            classes.append(found[image])
+        old = self.memory["images"]
+        for name, new in inputs.images().items():
+            if name in old and old[name].shape[1:] != new.shape[1:]:
+                raise ValueError(
+                    f"SoTTA remembers images of shape {tuple(old[name].shape[1:])}, and this batch has"
+                    f" {tuple(new.shape[1:])}; one adapter serves one size, or reset() it first."
+                )
+            both = torch.cat([old[name], new]) if name in old else new
+            old[name] = both[torch.tensor(kept, device=both.device)].detach()
+
+    def _gives_way(self, classes: list[int], incoming: int) -> int:
+        """Which image to forget: a random one of the incoming class if no class is larger, else of a largest one."""
+        counts = Counter(classes)
+        largest = [c for c, n in sorted(counts.items()) if n == max(counts.values())]
+        chosen = incoming if incoming in largest else largest[self._random(len(largest))]
+        places = [i for i, c in enumerate(classes) if c == chosen]
+        return places[self._random(len(places))]
+
+    def _random(self, below: int) -> int:
+        return int(torch.randint(below, (), generator=self.generator))

@@ -1,0 +1,9 @@
+"""TeBN: test-time normalisation (Nado et al., 2020; Schneider et al., 2020). Eq. 2-3 of the MedBN paper."""
+
+from __future__ import annotations
+
+from .base import Adapter
+
+
+class TeBN(Adapter):
+    """Normalises every batch with its own statistics; learns nothing and keeps nothing."""

@@ -1,0 +1,88 @@
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+
+class Block(nn.Module):
+    def __init__(self, before, after, stride):
+        super().__init__()
+        self.conv1 = nn.Conv2d(before, after, 3, stride, 1, bias=False)
+        self.bn1 = nn.BatchNorm2d(after)
+        self.conv2 = nn.Conv2d(after, after, 3, 1, 1, bias=False)
+        self.bn2 = nn.BatchNorm2d(after)
+        self.skip = nn.Identity() if before == after else nn.Conv2d(before, after, 1, stride, bias=False)
+
+    def forward(self, x):
+        y = self.bn2(self.conv2(self.bn1(self.conv1(x)).relu()))
+        return (y + self.skip(x)).relu()
+
+
+class SmallResNet(nn.Module):
+    """Three stages, ten classes; plain torch, like a user's own."""
+
+    def __init__(self, channels=1, width=8, scale=1.0):
+        super().__init__()
+        self.conv = nn.Conv2d(channels, width, 3, 1, 1, bias=False)
+        self.bn = nn.BatchNorm2d(width)
+        self.layer1 = nn.Sequential(Block(width, width, 1))
+        self.layer2 = nn.Sequential(Block(width, 2 * width, 2))
+        self.layer3 = nn.Sequential(Block(2 * width, 4 * width, 2))
+        self.drop = nn.Dropout(0.5)
+        self.fc = nn.Linear(4 * width, 10)
+        self.scale = scale
+
+    def features(self, x):
+        return self.layer3(self.layer2(self.layer1(self.bn(self.conv(x)).relu())))
+
+    def forward(self, x):
+        return self.scale * self.fc(self.drop(self.features(x).mean(dim=(2, 3))))
+
+
+def small_model(**options):
+    """Untrained, with source statistics that fit nothing in particular and logits of some spread."""
+    torch.manual_seed(1)
+    model = SmallResNet(**{"channels": 3, "width": 4, "scale": 4.0} | options)
+    for module in model.modules():
+        if isinstance(module, nn.BatchNorm2d):
+            module.running_mean.normal_(std=0.3)
+            module.running_var.uniform_(0.5, 1.5)
+            nn.init.uniform_(module.weight, 0.5, 1.5)
+            nn.init.normal_(module.bias, std=0.3)
+    return model.eval()
+
+
+@pytest.fixture
+def model():
+    return small_model()
+
+
+@pytest.fixture
+def batches():
+    g = torch.Generator().manual_seed(5)
+    return [torch.randn(12, 3, 8, 8, generator=g) + 0.5 for _ in range(5)]
+
+
+@pytest.fixture(scope="session")
+def digits():
+    """scikit-learn's handwritten digits at 16×16: a trained model, and test images in poor light with noise."""
+    from sklearn.datasets import load_digits
+
+    data = load_digits()
+    images = torch.from_numpy(data.images).float().unsqueeze(1) / 16
+    images = F.interpolate(images, size=16, mode="bilinear", align_corners=False)
+    labels = torch.from_numpy(data.target).long()
+    g = torch.Generator().manual_seed(0)
+    order = torch.randperm(len(images), generator=g)
+    train, test = order[:1000], order[1000:]
+
+    torch.manual_seed(0)
+    model = SmallResNet(width=8)
+    optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
+    for _ in range(12):
+        for batch in train[torch.randperm(len(train), generator=g)].split(100):
+            optimizer.zero_grad()
+            F.cross_entropy(model(images[batch]), labels[batch]).backward()
+            optimizer.step()
+    corrupted = 0.35 * images[test] + 0.4 + 0.08 * torch.randn(images[test].shape, generator=g)
+    return model.eval(), images[train], corrupted.clamp(0, 1), labels[test]
