@@ -45,7 +45,8 @@ def test_documented_examples_hold(module):
     assert results.failed == 0
 
 
-def test_the_readme_s_code_runs(monkeypatch):
+def test_the_readme_s_code_runs(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(medbn.estimators, "_registry", dict(medbn.estimators._registry))  # what it registers ends here
     blocks = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)
     assert blocks

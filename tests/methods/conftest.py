@@ -1,3 +1,5 @@
+from typing import NamedTuple
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -63,6 +65,14 @@ def batches():
     return [torch.randn(12, 3, 8, 8, generator=g) + 0.5 for _ in range(5)]
 
 
+class Digits(NamedTuple):
+    model: nn.Module
+    source: torch.Tensor
+    clean: torch.Tensor
+    corrupted: torch.Tensor
+    labels: torch.Tensor
+
+
 @pytest.fixture(scope="session")
 def digits():
     """scikit-learn's handwritten digits at 16×16: a trained model, and test images in poor light with noise."""
@@ -84,5 +94,5 @@ def digits():
             optimizer.zero_grad()
             F.cross_entropy(model(images[batch]), labels[batch]).backward()
             optimizer.step()
-    corrupted = 0.35 * images[test] + 0.4 + 0.08 * torch.randn(images[test].shape, generator=g)
-    return model.eval(), images[train], corrupted.clamp(0, 1), labels[test]
+    corrupted = 0.35 * images[test] + 0.4 + 0.05 * torch.randn(images[test].shape, generator=g)
+    return Digits(model.eval(), images[train], images[test], corrupted.clamp(0, 1), labels[test])

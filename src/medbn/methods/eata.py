@@ -15,7 +15,10 @@ from .calls import Inputs, Predictions, mean_over
 
 
 class ETA(Learner):
-    """Entropy of the samples that are reliable and not redundant (eq. 2-6 there), weighted by exp(E₀ − entropy).
+    """Minimises the mean of exp(E₀ − E(x)) · E(x) over the samples that are reliable and not redundant.
+
+    E(x) is the entropy of the prediction f(x), and the weight a constant. Reliable is E(x) < E₀; not redundant is
+    cos(f(x), m) < ε, where m is a moving average of the predictions that were learned from.
 
     Args:
         model: the model to adapt.
@@ -55,18 +58,21 @@ class ETA(Learner):
 
 
 class EATA(ETA):
-    """ETA, and a penalty on moving the parameters that matter on source data (eq. 8-9 there).
+    """ETA, and the penalty β · Σᵢ ωᵢ (θᵢ − θᵢ⁰)² on moving parameters that matter on source data.
+
+    ωᵢ is the diagonal of the Fisher information: the mean squared gradient of the cross-entropy with the model's own
+    predictions as labels.
 
     Args:
         model: the model to adapt.
-        source: batches of source images, unlabelled: tensors, or tuples whose first entry is one. The Fisher
-            information is measured on them once, with the model's own predictions as labels.
+        source: batches of source images, unlabelled: what the model takes, or tuples whose first entry is that. ω is
+            measured on them, once.
         fisher_weight: β; 1 on CIFAR and 2000 on ImageNet, as in EATA's code.
         fisher_samples: how many source images to use; 2000 in EATA's paper.
         options: those of ETA and Learner.
 
-    Eq. 9 averages squared gradients over samples. A sample has no gradient of its own where it is normalised with its
-    batch, so like EATA's code we average the squared gradients of batches.
+    EATA's paper averages squared gradients over samples. A sample has no gradient of its own where it is normalised
+    with its batch, so like EATA's code we average the squared gradients of batches.
     """
 
     presets: ClassVar[dict[str, dict[str, Any]]] = {"imagenet": {"redundancy": 0.05, "fisher_weight": 2000.0}}
@@ -101,12 +107,14 @@ class EATA(ETA):
         batches = seen = 0
         device = next(iter(self.learned.values())).device
         for batch in source:
-            x = (batch[0] if isinstance(batch, tuple | list) else batch)[: samples - seen].to(device)
-            predictions = self.look(Inputs.of((x,), {}))
+            inputs = Inputs.of((batch[0] if isinstance(batch, tuple | list) else batch,), {})
+            count = min(inputs.size, samples - seen)
+            images = {place: images[:count].to(device) for place, images in inputs.images().items()}
+            predictions = self.look(inputs.with_images(images, count))
             labels = predictions.logits.detach().argmax(dim=1)
             loss = mean_over(F.cross_entropy(predictions.logits, labels, reduction="none"), predictions.usable)
             squares = [s + g.square() for s, g in zip(squares, self.gradients(loss), strict=True)]
-            batches, seen = batches + 1, seen + len(x)
+            batches, seen = batches + 1, seen + count
             if seen >= samples:
                 break
         if not batches:

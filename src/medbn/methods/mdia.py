@@ -1,4 +1,4 @@
-"""mDIA: mitigating distribution invading attacks (Wu et al., ICML 2023, section 6 there)."""
+"""mDIA: mitigating distribution invading attacks (Wu et al., ICML 2023)."""
 
 from __future__ import annotations
 

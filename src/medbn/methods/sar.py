@@ -12,7 +12,9 @@ from .calls import Inputs, Predictions, mean_over
 
 
 class SAR(Learner):
-    """Reliable entropy (eq. 2 there), minimised sharpness-aware (eq. 4), and recovered when it collapses (section 3.3).
+    """Minimises the worst entropy within ρ of the parameters, over reliable samples; recovers the model on collapse.
+
+    Reliable is an entropy below E₀. The worst is SAM's: at θ + ρ·g/‖g‖, where g is the gradient at θ.
 
     Args:
         model: the model to adapt.

@@ -19,7 +19,7 @@ HELD = policies.ema(0.0)
 
 
 class SoTTA(Learner):
-    """Learns from a memory of confident images, balanced over the classes, by SAM on their entropy (section 3 there).
+    """Learns from a memory of confident images, balanced over the classes, by SAM on their entropy.
 
     Args:
         model: the model to adapt.
@@ -105,7 +105,7 @@ class SoTTA(Learner):
         return mean_over(predictions.entropy(), predictions.usable) if bool(predictions.usable.any()) else None
 
     def _remember(self, inputs: Inputs, predictions: Predictions) -> None:
-        """High-confidence uniform-class sampling (algorithm 1 there): the largest class gives way when it is full."""
+        """High-confidence uniform-class sampling (HUS): the largest class gives way when it is full."""
         probabilities = predictions.probabilities().view(inputs.size, -1, predictions.classes)
         # Dense outputs: an image counts by its mean confidence, and for its most frequent class.
         confidence = probabilities.amax(dim=2).mean(dim=1)

@@ -1,0 +1,65 @@
+"""Every method, with options under which it has something to do on the small model; a new method adds a row."""
+
+import warnings
+
+import torch
+
+import medbn
+
+METHODS = {
+    "source": {},
+    "tebn": {},
+    "tent": {},
+    "eta": {"margin": 0.95, "redundancy": 0.98},
+    "eata": {"margin": 0.95, "redundancy": 0.98, "fisher_weight": 50.0},
+    "sar": {"margin": 0.95, "recovery": 0.0},
+    "sotta": {"confidence": 0.2, "capacity": 10},
+    "sema": {},
+    "mdia": {"terminal": 2},
+}
+LEARNING = ["tent", "eta", "eata", "sar", "sotta"]
+ADAPTING = [name for name in METHODS if name != "source"]
+
+
+def make(model, method, estimator="median", **options):
+    options = {**METHODS[method], **options}
+    if method == "eata" and "source" not in options:
+        g = torch.Generator().manual_seed(11)
+        options["source"] = [torch.randn(8, 3, 8, 8, generator=g) for _ in range(2)]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        return medbn.adapt(model, method, estimator, **options)
+
+
+def state(adapter):
+    """Everything that adapts, flat: names to tensors and plain values."""
+    flat = {}
+
+    def walk(prefix, value):
+        if isinstance(value, dict):
+            for key, item in value.items():
+                walk(f"{prefix}.{key}", item)
+        elif isinstance(value, list | tuple):
+            for i, item in enumerate(value):
+                walk(f"{prefix}.{i}", item)
+        else:
+            flat[prefix] = value
+
+    walk("", adapter.snapshot())
+    return flat
+
+
+def assert_same(a, b, exact=True):
+    assert a.keys() == b.keys()
+    for name, value in a.items():
+        if isinstance(value, torch.Tensor):
+            if exact:
+                assert torch.equal(value, b[name]), name
+            else:
+                torch.testing.assert_close(
+                    value, b[name], rtol=1e-3, atol=1e-4, msg=lambda m, name=name: f"{name}: {m}"
+                )
+        elif isinstance(value, float) and not exact:
+            assert abs(value - b[name]) < 1e-3, name
+        else:
+            assert value == b[name], name

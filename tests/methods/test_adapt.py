@@ -1,0 +1,510 @@
+"""What holds for every method, with every estimator."""
+
+import copy
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import medbn
+
+from ..reference import ESTIMATORS, ROBUST
+from .conftest import small_model
+from .table import ADAPTING, LEARNING, METHODS, assert_same, make, state
+
+every_method = pytest.mark.parametrize("method", METHODS)
+every_adapting = pytest.mark.parametrize("method", ADAPTING)
+every_learning = pytest.mark.parametrize("method", LEARNING)
+every_estimator = pytest.mark.parametrize("estimator", ESTIMATORS)
+
+
+def test_the_table_has_every_method():
+    assert sorted(METHODS) == medbn.methods.available()
+
+
+# --- state -----------------------------------------------------------------------------------------------------------
+
+
+@every_method
+@every_estimator
+@pytest.mark.parametrize("predict", ["before", "after"])
+def test_restoring_and_repeating_gives_the_same_bits(method, estimator, predict, model, batches):
+    tta = make(model, method, estimator, predict=predict)
+    for x in batches[:3]:
+        tta(x)
+    snapshot, before = tta.snapshot(), state(tta)
+    first = [tta(x) for x in batches[3:]]
+    after = state(tta)
+    if method in LEARNING or method == "sema":
+        assert any(
+            not torch.equal(v, after[k]) for k, v in before.items() if isinstance(v, torch.Tensor) and k in after
+        )
+    tta.restore(snapshot)
+    assert_same(state(tta), before)
+    second = [tta(x) for x in batches[3:]]
+    assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
+    assert_same(state(tta), after)
+
+
+@every_method
+def test_reset_returns_to_the_source_model(method, model, batches):
+    tta = make(model, method)
+    source = state(tta)
+    first = [tta(x) for x in batches]
+    tta.reset()
+    assert_same(state(tta), source)
+    assert all(torch.equal(a, tta(x)) for a, x in zip(first, batches, strict=True))
+
+
+def test_a_state_goes_through_a_file_into_a_new_process(model, batches, tmp_path):
+    torch.save({"model": model.state_dict(), "batches": batches}, tmp_path / "given.pt")
+    expected = {}
+    for method in METHODS:
+        for estimator in ESTIMATORS:
+            tta = make(model, method, estimator, predict="after")
+            for x in batches[:3]:
+                tta(x)
+            torch.save(tta.state_dict(), tmp_path / f"{method}-{estimator}.pt")
+            expected[f"{method}-{estimator}"] = [tta(x) for x in batches[3:]]
+    torch.save(expected, tmp_path / "expected.pt")
+    script = """
+        import sys, torch
+        from tests.methods.conftest import small_model
+        from tests.methods.table import make
+        folder = sys.argv[1]
+        given = torch.load(f"{folder}/given.pt", weights_only=True)
+        expected = torch.load(f"{folder}/expected.pt", weights_only=True)
+        model = small_model()
+        model.load_state_dict(given["model"])
+        for name, outputs in expected.items():
+            tta = make(model, *name.split("-"), predict="after")
+            tta.load_state_dict(torch.load(f"{folder}/{name}.pt", weights_only=True))
+            for x, y in zip(given["batches"][3:], outputs, strict=True):
+                assert torch.equal(tta(x), y), name
+        print(len(expected), "the same")
+    """
+    root = Path(__file__).parents[2]
+    command = [sys.executable, "-c", textwrap.dedent(script), str(tmp_path)]
+    done = subprocess.run(command, cwd=root, capture_output=True, text=True, check=False)
+    assert done.stdout.split() == [str(len(METHODS) * len(ESTIMATORS)), "the", "same"], done.stderr
+
+
+@every_method
+def test_methods_touch_only_what_they_own(method, model, batches):
+    original = copy.deepcopy(model)
+    tta = make(model, method)
+    before = {name: p.clone() for name, p in tta.model.state_dict().items()}
+    for x in batches * 2:
+        tta(x)
+    for name, value in tta.model.state_dict().items():
+        if name not in tta.learned:
+            assert torch.equal(value, before[name]), name
+    for name, value in model.state_dict().items():  # the caller's model
+        assert torch.equal(value, original.state_dict()[name]), name
+    assert [type(m) for m in model.modules()] == [type(m) for m in original.modules()]
+    if method in LEARNING:
+        assert any(not torch.equal(p, before[name]) for name, p in tta.learned.items())
+
+
+def test_in_place_only_when_asked(model, batches):
+    tta = medbn.adapt(model, "tent", inplace=True)
+    assert tta.model is model
+    before = model.bn.weight.clone()
+    tta(batches[0])
+    assert not torch.equal(model.bn.weight, before)
+
+
+@every_method
+def test_copies_adapt_on_their_own(method, model, batches):
+    tta = make(model, method)
+    tta(batches[0])
+    twin = copy.deepcopy(tta)
+    expected = [tta(x) for x in batches[1:]]
+    assert all(torch.equal(twin(x), y) for x, y in zip(batches[1:], expected, strict=True))
+
+
+@every_method
+def test_moving_to_another_dtype_takes_everything_along(method, model, batches):
+    tta = make(model, method)
+    tta(batches[0])
+    tta.double()
+    y = tta(batches[1].double())
+    assert y.dtype == torch.float64
+    tta.reset()
+    tta(batches[1].double())
+
+
+# --- predicting ------------------------------------------------------------------------------------------------------
+
+
+@every_learning
+def test_after_is_what_the_updated_model_predicts(method, model, batches):
+    before, after = make(model, method), make(model, method, predict="after")
+    x = batches[0]
+    first, second = before(x), after(x)
+    assert not torch.allclose(first, second)
+    assert_same(state(before), state(after))  # what is returned changes nothing else
+    fresh = make(model, method)
+    torch.testing.assert_close(first, fresh.surrogate()(x))
+    # The updated parameters with the averages of before: what `after` predicts with.
+    updated = {**fresh.snapshot(), "learned": before.snapshot()["learned"]}
+    fresh.restore(updated)
+    torch.testing.assert_close(second, fresh.surrogate()(x))
+
+
+@pytest.mark.parametrize("method", ["source", "tebn", "sema", "mdia"])
+def test_before_and_after_agree_where_nothing_is_learned(method, model, batches):
+    before, after = make(model, method), make(model, method, predict="after")
+    assert all(torch.equal(before(x), after(x)) for x in batches)
+
+
+def test_dropout_is_off_and_stays_off(model, batches):
+    tta = make(model, "tebn").train()
+    assert not tta.model.training
+    assert torch.equal(tta(batches[0]), tta(batches[0]))
+
+
+@every_method
+def test_steps_and_gradients_do_not_leak(method, model, batches):
+    tta = make(model, method)
+    with torch.no_grad():
+        y = tta(batches[0])
+    assert not y.requires_grad
+    assert all(p.grad is None for p in tta.parameters())
+    expected = make(model, method)
+    assert torch.equal(expected(batches[0]), y)  # inside no_grad or not
+    assert_same(state(tta), state(expected))
+
+
+def test_more_steps_per_batch(model, batches):
+    two, one = make(model, "tent", steps=2, optimizer="sgd", lr=0.1), make(model, "tent", optimizer="sgd", lr=0.1)
+    two(batches[0])
+    one(batches[0])
+    one(batches[0])
+    assert_same(
+        {k: v for k, v in state(two).items() if "learned" in k}, {k: v for k, v in state(one).items() if "learned" in k}
+    )
+
+
+# --- the attacker's view ---------------------------------------------------------------------------------------------
+
+
+@every_method
+@every_estimator
+@pytest.mark.parametrize("gradient", ["exact", "straight_through"])
+def test_a_surrogate_predicts_the_same_and_changes_nothing(method, estimator, gradient, model, batches):
+    tta = make(model, method, estimator)
+    tta(batches[0])
+    before = state(tta)
+    view = tta.surrogate(gradient)
+    x = batches[1].clone().requires_grad_()
+    for _ in range(3):
+        logits = view(x)
+        (dx,) = torch.autograd.grad(logits.square().sum(), x)
+    assert dx.abs().sum() > 0
+    assert_same(state(tta), before)
+    torch.testing.assert_close(tta(batches[1]), logits.detach())
+    after = view(batches[1])  # of that moment, whatever the adapter has done since
+    torch.testing.assert_close(after, logits.detach())
+
+
+@every_method
+def test_a_surrogate_of_the_source_model(method, model, batches):
+    tta, fresh = make(model, method), make(model, method)
+    for x in batches:
+        tta(x)
+    torch.testing.assert_close(tta.surrogate(of="source")(batches[0]), fresh.surrogate()(batches[0]))
+
+
+def test_a_surrogate_s_gradient_reaches_every_image_through_the_statistics(model, batches):
+    tta = make(model, "tebn", "mean")
+    x = batches[0].clone().requires_grad_()
+    (dx,) = torch.autograd.grad(tta.surrogate()(x)[0].sum(), x)
+    assert (dx.flatten(1).abs().sum(dim=1) > 0).all()
+
+
+def test_wrong_words_for_a_surrogate(model):
+    tta = make(model, "tebn")
+    with pytest.raises(ValueError, match=r"unknown gradient 'exakt'.*exact, straight_through"):
+        tta.surrogate("exakt")
+    with pytest.raises(ValueError, match=r"unknown surrogate of 'then'.*now, source"):
+        tta.surrogate(of="then")
+
+
+# --- hostile and padded batches --------------------------------------------------------------------------------------
+
+
+@every_method
+@pytest.mark.parametrize("estimator", ROBUST)
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+def test_a_hostile_image_leaves_the_state_of_the_batch_without_it(method, estimator, value, model, batches):
+    if method == "sotta":  # which image of a full memory goes is a matter of chance, so leave it room
+        hostile, clean = (make(model, method, estimator, capacity=100) for _ in range(2))
+    else:
+        hostile, clean = (make(model, method, estimator) for _ in range(2))
+    for step, x in enumerate(batches[:3]):
+        poisoned = x.clone()
+        poisoned[4, step % 3, 2, 2] = value
+        y = hostile(poisoned)
+        others = [i for i in range(12) if i != 4]
+        torch.testing.assert_close(y[others], clean(x[others]), rtol=1e-3, atol=1e-3)
+    assert_same(state(hostile), state(clean), exact=False)
+    assert all(p.isfinite().all() for p in hostile.parameters())
+
+
+@every_adapting
+def test_nothing_but_hostile_images_is_an_error_and_changes_nothing(method, model, batches):
+    tta = make(model, method)
+    tta(batches[0])
+    before = state(tta)
+    with pytest.raises(ValueError, match="no image of this batch has a finite output; nothing was adapted"):
+        tta(torch.full((4, 3, 8, 8), torch.nan))
+    assert_same(state(tta), before)
+    tta(batches[1])
+
+
+@every_method
+@every_estimator
+@pytest.mark.parametrize("filler", [7.0, torch.nan])
+def test_padding_changes_nothing(method, estimator, filler, model, batches):
+    padded, plain = make(model, method, estimator), make(model, method, estimator)
+    for x in batches[:3]:
+        filled = x.clone()
+        filled[9:] = filler
+        y = padded(filled, valid=torch.arange(12) < 9)
+        torch.testing.assert_close(y[:9], plain(x[:9]), rtol=1e-3, atol=1e-3)
+    assert_same(state(padded), state(plain), exact=False)
+
+
+@every_method
+def test_batches_of_any_size(method, model, batches):
+    tta = make(model, method)
+    for size in (12, 1, 5, 12, 2):
+        y = tta(batches[0][:size])
+        assert y.shape == (size, 10)
+        assert y.isfinite().all()
+    before = state(tta)
+    with pytest.raises(ValueError, match=r"empty batch.*\(0, 3, 8, 8\)"):
+        tta(batches[0][:0])
+    assert_same(state(tta), before)
+
+
+# --- any model -------------------------------------------------------------------------------------------------------
+
+
+class Wrapped(nn.Module):
+    def __init__(self, model, output):
+        super().__init__()
+        self.model, self.output = model, output
+
+    def forward(self, data, scale=1.0):
+        return self.output(self.model(data["image"] * scale))
+
+
+OUTPUTS = {
+    "out": (lambda y: {"out": y, "aux": y + 1}, None, lambda o: o["out"]),
+    "logits": (lambda y: {"features": y.mean(), "logits": y}, None, lambda o: o["logits"]),
+    "tuple": (lambda y: (y, y.sum()), None, lambda o: o[0]),
+    "named": (lambda y: {"a": y, "b": -y}, "b", lambda o: -o["b"]),
+    "index": (lambda y: (y.sum(), y), 1, lambda o: o[1]),
+    "function": (lambda y: {"deep": [y]}, lambda o: o["deep"][0], lambda o: o["deep"][0]),
+}
+
+
+@every_method
+@pytest.mark.parametrize("kind", OUTPUTS)
+def test_any_arguments_and_any_output(method, kind, model, batches):
+    output, pick, back = OUTPUTS[kind]
+    if kind == "named":
+        method = "tebn" if method in LEARNING else method  # the sign matters to a loss
+    options = {"source": [{"image": batches[4]}]} if method == "eata" else {}
+    tta = make(Wrapped(model, output), method, logits=pick, **options)
+    plain = make(model, method, **({"source": [batches[4]]} if method == "eata" else {}))
+    for x in batches[:3]:
+        got, expected = tta({"image": x / 2}, scale=2.0), plain(x)
+        torch.testing.assert_close(back(got), expected)
+
+
+def test_an_output_without_known_logits_says_what_to_do(model, batches):
+    tta = make(Wrapped(model, lambda y: {"scores": y}), "tent")
+    with pytest.raises(TypeError, match=r"mapping with \['scores'\]; say which holds the logits: logits="):
+        tta({"image": batches[0]})
+    tta = make(nn.Sequential(model, nn.Linear(10, 1), nn.Flatten(0)), "tent")
+    with pytest.raises(TypeError, match=r"expected logits \(B, classes\).*got shape \(12,\)"):
+        tta(batches[0])
+
+
+def test_methods_that_learn_nothing_need_no_logits(model, batches):
+    features = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4))
+    for method in ("source", "tebn", "sema"):
+        assert make(features, method)(batches[0]).shape == (12, 4, 6, 6)
+
+
+def test_source_wraps_a_model_without_batch_norm(batches):
+    model = nn.Sequential(nn.Flatten(), nn.Linear(192, 10))
+    tta = medbn.adapt(model, "source")
+    assert torch.equal(tta(batches[0]), model(batches[0]))
+    for method in ADAPTING:
+        with pytest.raises(ValueError, match="has no BatchNorm layer"):
+            make(model, method)
+
+
+class Dense(nn.Module):
+    """The small model without its pooling: ten classes per pixel."""
+
+    def __init__(self, model):
+        super().__init__()
+        self.model = model
+
+    def forward(self, x):
+        y = self.model.features(x)
+        return 4 * self.model.fc(y.movedim(1, -1)).movedim(-1, 1)
+
+
+@every_method
+@every_estimator
+def test_dense_outputs(method, estimator, model, batches):
+    tta = make(Dense(model), method, estimator)
+    for x in batches:
+        y = tta(x)
+        assert y.shape == (12, 10, 2, 2)
+        assert y.isfinite().all()
+    if method in LEARNING:
+        assert any(not torch.equal(p, tta._initial["learned"][name]) for name, p in tta.learned.items())
+
+
+@every_estimator
+def test_an_estimator_of_none_keeps_what_the_model_has(estimator, model):
+    plain = medbn.adapt(model, "tebn")
+    assert {layer.estimator.name for layer in plain.layers.values()} == {"median"}
+    medbn.convert(model, estimator, include="layer2.*", nonfinite="propagate")
+    mixed = medbn.adapt(model, "tebn")
+    assert {layer.estimator.name for name, layer in mixed.layers.items() if name.startswith("layer2")} == {estimator}
+    assert {layer.estimator.name for name, layer in mixed.layers.items() if name.startswith("layer1")} == {"median"}
+    assert mixed.layers["layer2.0.bn1"].nonfinite == "propagate"
+    given = medbn.adapt(model, "tebn", "mad")
+    assert {layer.estimator.name for layer in given.layers.values()} == {"mad"}
+
+
+@every_method
+def test_autocast(method, model, batches, device):
+    tta = make(model.to(device), method, **({"source": [batches[4].to(device)]} if method == "eata" else {}))
+    for x in batches[:3]:
+        with torch.autocast(device, dtype=torch.bfloat16):
+            y = tta(x.to(device))
+        assert y.isfinite().all()
+    assert all(p.dtype == torch.float32 and p.isfinite().all() for p in tta.parameters())
+
+
+@pytest.mark.gpu
+@every_method
+@every_estimator
+def test_cuda_agrees_with_the_cpu(method, estimator, model, batches):
+    torch.backends.cudnn.allow_tf32, allowed = False, torch.backends.cudnn.allow_tf32
+    try:
+        cpu, cuda = make(model, method, estimator), make(copy.deepcopy(model), method, estimator).cuda()
+        for x in batches[:2]:
+            torch.testing.assert_close(cuda(x.cuda()).cpu(), cpu(x), rtol=1e-2, atol=1e-2)
+    finally:
+        torch.backends.cudnn.allow_tf32 = allowed
+
+
+# --- wrong use -------------------------------------------------------------------------------------------------------
+
+
+def test_inference_mode_is_refused_with_the_way_out(model, batches):
+    tta = make(model, "tent")
+    with torch.inference_mode():
+        with pytest.raises(RuntimeError, match=r"inference_mode\(\) rules out; use torch.no_grad\(\)"):
+            tta(batches[0])
+        with pytest.raises(RuntimeError, match="inference_mode"):
+            medbn.adapt(model, "tent")
+        x = batches[0] * 1.0
+    assert x.is_inference()
+    assert torch.equal(tta(x), make(model, "tent")(batches[0]))  # such a tensor is fine
+
+
+def test_wrong_names_list_the_right_ones(model):
+    with pytest.raises(ValueError, match=r"unknown method 'tnet'.*Did you mean 'tent'.*eata, eta, mdia, sar"):
+        medbn.adapt(model, "tnet")
+    with pytest.raises(ValueError, match=r"unknown option of Tent 'learning_rate'.*lr"):
+        medbn.adapt(model, "tent", learning_rate=0.1)
+    with pytest.raises(ValueError, match=r"unknown preset 'cifar'.*cifar10, cifar100, imagenet"):
+        medbn.adapt(model, "tent", preset="cifar")
+    with pytest.raises(ValueError, match=r"unknown estimator 'medain'"):
+        medbn.adapt(model, "tent", "medain")
+    with pytest.raises(ValueError, match=r"unknown predict 'later'.*after, before"):
+        medbn.adapt(model, "tent", predict="later")
+    with pytest.raises(ValueError, match=r"unknown optimizer 'adamm'.*adam, sgd"):
+        medbn.adapt(model, "tent", optimizer="adamm")
+    with pytest.raises(ValueError, match=r"unknown statistics 'mine'.*batch, memory"):
+        medbn.adapt(model, "sotta", statistics="mine")
+    with pytest.raises(ValueError, match=r"steps is the number of updates per batch, at least 1; got 0"):
+        medbn.adapt(model, "tent", steps=0)
+    with pytest.raises(ValueError, match=r"EATA needs batches of source images.*method='eta'"):
+        medbn.adapt(model, "eata")
+    with pytest.raises(TypeError, match=r"expected a torch.nn.Module, got dict"):
+        medbn.adapt({}, "tent")
+    with pytest.raises(TypeError, match=r"adapted by TeBN already.*tta.model"):
+        medbn.adapt(medbn.adapt(model, "tebn"), "tent")
+    assert not any(isinstance(m, medbn.RobustBatchNorm) for m in model.modules())
+
+
+def test_a_call_without_a_batch(model):
+    with pytest.raises(TypeError, match="expected a batch"):
+        make(model, "tent")()
+    with pytest.raises(ValueError, match=r"valid must be a boolean mask with one entry per image, \(4,\)"):
+        make(model, "tent")(torch.randn(4, 3, 8, 8), valid=torch.ones(3, dtype=torch.bool))
+
+
+def test_a_model_with_nothing_to_learn():
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4, affine=False))
+    with pytest.raises(ValueError, match="no affine parameters for Tent to learn"):
+        medbn.adapt(model, "tent")
+
+
+# --- options ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("method", "preset", "expected"),
+    [
+        ("tent", "cifar10", {"optimizer": "adam", "lr": 1e-3, "weight_decay": 0.0, "steps": 1, "predict": "before"}),
+        ("eta", "cifar10", {"margin": 0.4, "redundancy": 0.4}),
+        ("eta", "cifar100", {"margin": 0.4, "redundancy": 0.4}),
+        ("eta", "imagenet", {"margin": 0.4, "redundancy": 0.05}),
+        ("eata", "cifar10", {"fisher_weight": 1.0, "fisher_samples": 2000, "redundancy": 0.4}),
+        ("eata", "imagenet", {"fisher_weight": 2000.0, "redundancy": 0.05}),
+        ("sar", "cifar10", {"margin": 0.4, "rho": 0.05, "recovery": 0.2, "average": 0.9}),
+        ("sotta", "cifar10", {"capacity": 64, "confidence": 0.99, "momentum": 0.2, "statistics": "batch"}),
+        ("sotta", "cifar100", {"confidence": 0.66}),
+        ("sotta", "imagenet", {"confidence": 0.33}),
+        ("sema", "cifar10", {"momentum": 0.2}),
+        ("mdia", "cifar10", {"prior": 0.6, "terminal": 8}),
+    ],
+)
+def test_published_defaults(method, preset, expected):
+    options = medbn.methods.options(method, preset)
+    assert {name: options[name] for name in expected} == expected
+
+
+def test_presets_and_given_options(model):
+    assert medbn.adapt(model, "sotta", preset="imagenet").confidence == 0.33
+    assert medbn.adapt(model, "sotta", preset="imagenet", confidence=0.5).confidence == 0.5
+    assert medbn.adapt(model, "SoTTA").confidence == 0.99
+    sgd = medbn.adapt(model, "tent", optimizer=lambda p, lr: torch.optim.SGD(p, lr=lr, momentum=0.9), lr=0.5)
+    assert isinstance(sgd.optimizer, torch.optim.SGD)
+    assert sgd.optimizer.param_groups[0]["lr"] == 0.5
+
+
+def test_the_four_lines_of_the_design_on_a_plain_torch_model():
+    model = small_model()
+    images = torch.randn(6, 3, 8, 8)
+    model = medbn.convert(model, estimator="median")
+    tta = medbn.adapt(model, method="tent", estimator="median")
+    assert tta(images).shape == (6, 10)
+    assert type(medbn.revert(model).bn) is nn.BatchNorm2d

@@ -1,0 +1,373 @@
+"""Each method against a small reference of its own, written from the papers, on models small enough to follow."""
+
+import copy
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import medbn
+from medbn.functional import statistics
+
+from .table import make
+
+CLASSES = 5
+
+
+class Lonely(nn.Module):
+    """One BatchNorm whose output is the logits: everything can be written down."""
+
+    def __init__(self):
+        super().__init__()
+        self.bn = nn.BatchNorm1d(CLASSES)
+        with torch.no_grad():
+            self.bn.weight.copy_(torch.tensor([2.0, 1.5, 1.0, 2.5, 3.0]))
+            self.bn.bias.copy_(torch.tensor([0.5, -0.2, 0.1, 0.3, 0.0]))
+            self.bn.running_mean.copy_(torch.linspace(-0.5, 0.5, CLASSES))
+            self.bn.running_var.copy_(torch.linspace(0.5, 2, CLASSES))
+
+    def forward(self, x):
+        return self.bn(x)
+
+
+def normal(x):
+    return (x - x.mean(0)) / (x.var(0, correction=0) + 1e-5).sqrt()
+
+
+def entropies(logits):
+    p = logits.softmax(1)
+    return [-sum(q * q.log() for q in row) for row in p]
+
+
+def stream(count=4, images=9):
+    g = torch.Generator().manual_seed(3)
+    return [2 * torch.randn(images, CLASSES, generator=g) for _ in range(count)]
+
+
+# --- TENT ------------------------------------------------------------------------------------------------------------
+
+
+def test_tent_is_the_loop_one_would_write(model, batches):
+    """With the mean: plain torch layers in train mode, Adam on their affine parameters."""
+    reference = copy.deepcopy(model).eval()
+    affine = []
+    for module in reference.modules():
+        if isinstance(module, nn.BatchNorm2d):
+            module.train()
+            affine += [module.weight, module.bias]
+    optimizer = torch.optim.Adam(affine, lr=1e-3)
+    tta = medbn.adapt(model, "tent", "mean")
+    for x in batches:
+        logits = reference(x)
+        loss = -(logits.softmax(1) * logits.log_softmax(1)).sum(1).mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        torch.testing.assert_close(tta(x), logits, rtol=1e-4, atol=1e-4)
+    for ours, theirs in zip(tta.learned.values(), affine, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
+
+
+# --- ETA and EATA ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("fisher_weight", [None, 3.0])
+def test_eta_and_eata_sample_by_sample(fisher_weight):
+    margin, redundancy, lr = 0.7, 0.8, 0.5
+    source = stream(3)[2:]
+    options = {"margin": margin, "redundancy": redundancy, "optimizer": "sgd", "lr": lr}
+    if fisher_weight is None:
+        tta = medbn.adapt(Lonely(), "eta", "mean", **options)
+    else:
+        tta = medbn.adapt(Lonely(), "eata", "mean", source=source, fisher_weight=fisher_weight, **options)
+
+    gamma, beta = (p.detach().clone().requires_grad_() for p in (Lonely().bn.weight, Lonely().bn.bias))
+    start = [gamma.detach().clone(), beta.detach().clone()]
+    if fisher_weight is not None:
+        logits = gamma * normal(source[0]) + beta
+        loss = sum(-logits.log_softmax(1)[i, logits[i].argmax()] for i in range(len(logits))) / len(logits)
+        fisher = [g.square() for g in torch.autograd.grad(loss, (gamma, beta))]
+    average, selected_counts = None, []
+    for x in stream():
+        logits = gamma * normal(x) + beta
+        total, chosen = 0.0, []
+        for row, entropy in zip(logits, entropies(logits), strict=True):
+            p = row.softmax(0).detach()
+            if entropy.item() >= margin * math.log(CLASSES):
+                continue
+            if average is not None and F.cosine_similarity(p, average, dim=0).item() >= redundancy:
+                continue
+            total = total + entropy / math.exp(entropy.item() - margin * math.log(CLASSES))
+            chosen.append(p)
+        selected_counts.append(len(chosen))
+        if chosen:
+            mean = torch.stack(chosen).mean(0)
+            average = mean if average is None else 0.9 * average + 0.1 * mean
+            loss = total / len(chosen)
+            if fisher_weight is not None:
+                now = (gamma, beta)
+                for f, p, s in zip(fisher, now, start, strict=True):
+                    loss = loss + fisher_weight * (f * (p - s).square()).sum()
+            d_gamma, d_beta = torch.autograd.grad(loss, (gamma, beta))
+            gamma = (gamma - lr * d_gamma).detach().requires_grad_()
+            beta = (beta - lr * d_beta).detach().requires_grad_()
+        torch.testing.assert_close(tta(x), logits.detach(), rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(tta.learned["bn.weight"].detach(), gamma.detach(), rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(tta.learned["bn.bias"].detach(), beta.detach(), rtol=1e-4, atol=1e-4)
+    assert min(selected_counts) > 0
+    assert max(selected_counts) < 9  # both filters had something to do
+
+
+def test_eata_uses_no_more_source_samples_than_asked():
+    source = stream(5, images=8)
+    few = medbn.adapt(Lonely(), "eata", source=source, fisher_samples=12)
+    exact = medbn.adapt(Lonely(), "eata", source=[source[0], source[1][:4]])
+    for name, value in few.memory["fisher"].items():
+        torch.testing.assert_close(value, exact.memory["fisher"][name])
+
+
+@pytest.mark.parametrize(("method", "option"), [("eta", "margin"), ("sar", "margin")])
+def test_a_filter_that_selects_nothing_takes_no_step(method, option):
+    tta = medbn.adapt(Lonely(), method, **{option: 1e-9}, **({"frozen": []} if method == "sar" else {}))
+    before = tta.snapshot()["learned"]
+    for x in stream():
+        tta(x)
+    assert all(torch.equal(p, before[name]) for name, p in tta.learned.items())
+    assert tta.optimizer.state_dict()["state"] == {}
+
+
+# --- SAR and SAM -----------------------------------------------------------------------------------------------------
+
+
+def test_sar_by_its_definition():
+    margin, rho, lr = 0.8 * math.log(CLASSES), 0.3, 0.4
+    options = {"margin": 0.8, "rho": rho, "recovery": 0.0, "optimizer": "sgd", "lr": lr, "frozen": []}
+    tta = medbn.adapt(Lonely(), "sar", "mean", **options)
+    gamma, beta = (p.detach().clone().requires_grad_() for p in (Lonely().bn.weight, Lonely().bn.bias))
+    average, nested = None, 0
+    for x in stream():
+        tta(x)
+        first = torch.stack(entropies(gamma * normal(x) + beta))
+        keep = first.detach() < margin
+        g = torch.autograd.grad(first[keep].mean(), (gamma, beta))
+        norm = math.sqrt(sum(t.square().sum().item() for t in g))
+        up = [(p + rho * t / norm).detach().requires_grad_() for p, t in zip((gamma, beta), g, strict=True)]
+        second = torch.stack(entropies(up[0] * normal(x) + up[1]))
+        both = keep & (second.detach() < margin)
+        nested += int(((second.detach() < margin) & ~keep).sum())  # would count if the filters were not nested
+        loss = second[both].mean()
+        d_gamma, d_beta = torch.autograd.grad(loss, up)
+        gamma = (gamma - lr * d_gamma).detach().requires_grad_()
+        beta = (beta - lr * d_beta).detach().requires_grad_()
+        average = loss.item() if average is None else 0.9 * average + 0.1 * loss.item()
+        torch.testing.assert_close(tta.learned["bn.weight"].detach(), gamma.detach(), rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(tta.learned["bn.bias"].detach(), beta.detach(), rtol=1e-4, atol=1e-4)
+        assert tta.memory["loss"] == pytest.approx(average, rel=1e-4)
+
+
+def test_sam_agrees_with_pytorch_optimizer(model, batches):
+    optimizers = pytest.importorskip("pytorch_optimizer")
+    tta = medbn.adapt(model, "sar", "mean", margin=10.0, recovery=-1.0, frozen=[])  # no filter, no recovery: SAM alone
+    reference = copy.deepcopy(model).eval()
+    affine = []
+    for module in reference.modules():
+        if isinstance(module, nn.BatchNorm2d):
+            module.train()
+            affine += [module.weight, module.bias]
+    sam = optimizers.SAM(affine, base_optimizer=torch.optim.Adam, rho=0.05, lr=1e-3)
+
+    def loss(x):
+        logits = reference(x)
+        return -(logits.softmax(1) * logits.log_softmax(1)).sum(1).mean()
+
+    for x in batches:
+        loss(x).backward()
+        sam.first_step(zero_grad=True)
+        loss(x).backward()
+        sam.second_step(zero_grad=True)
+        tta(x)
+    for ours, theirs in zip(tta.learned.values(), affine, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-4)
+
+
+def test_sar_recovers_when_its_loss_collapses():
+    tta = medbn.adapt(Lonely(), "sar", margin=10.0, recovery=0.9, lr=0.05, frozen=[])
+    source = tta.snapshot()["learned"]
+    recovered = []
+    for x in stream(12):
+        tta(x)
+        recovered.append(all(torch.equal(p, source[name]) for name, p in tta.learned.items()))
+        if recovered[-1]:
+            assert tta.memory["loss"] is None
+            assert tta.optimizer.state_dict()["state"] == {}
+    assert True in recovered
+    assert False in recovered  # and adapts again in between
+
+
+# --- sEMA and mDIA ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("estimator", ["mean", "median", "image_median"])
+def test_sema_in_closed_form(estimator):
+    tta = medbn.adapt(Lonely(), "sema", estimator, momentum=0.3)
+    bn = Lonely().bn
+    mean, var = bn.running_mean.clone(), bn.running_var.clone()
+    for x in stream():
+        centre, variance = statistics(x, estimator)
+        mean, var = 0.7 * mean + 0.3 * centre, 0.7 * var + 0.3 * variance
+        expected = (x - mean) / (var + 1e-5).sqrt() * bn.weight + bn.bias
+        torch.testing.assert_close(tta(x), expected.detach(), rtol=1e-4, atol=1e-5)
+
+
+def test_mdia_mixes_and_leaves_the_last_layers_to_the_source():
+    model = nn.Sequential(*[nn.BatchNorm1d(3) for _ in range(6)])
+    for layer in model:
+        layer.running_mean.normal_()
+    tta = medbn.adapt(model, "mdia", "median", prior=0.7, terminal=2)
+    x = expected = torch.randn(8, 3)
+    for layer in model[:4]:
+        centre, variance = statistics(expected)
+        centre, variance = 0.7 * layer.running_mean + 0.3 * centre, 0.7 * layer.running_var + 0.3 * variance
+        expected = (expected - centre) / (variance + 1e-5).sqrt()
+    for layer in model[4:]:
+        expected = (expected - layer.running_mean) / (layer.running_var + 1e-5).sqrt()
+    torch.testing.assert_close(tta(x), expected)
+
+
+def test_mdia_never_takes_more_than_a_third_and_says_so():
+    model = nn.Sequential(*[nn.BatchNorm1d(3) for _ in range(7)])
+    with pytest.warns(UserWarning, match=r"7 robust layers, so the last 2 of them, not 8"):
+        tta = medbn.adapt(model, "mdia")
+    assert [layer.policy.name for layer in tta.layers.values()] == ["interpolate"] * 5 + ["source"] * 2
+
+
+# --- SoTTA -----------------------------------------------------------------------------------------------------------
+
+
+class Shown(nn.Module):
+    """Predicts what it is shown, so that a test can say which class and how confident; BatchNorm on the side."""
+
+    def __init__(self):
+        super().__init__()
+        self.bn1, self.bn2 = nn.BatchNorm1d(3), nn.BatchNorm1d(3)
+
+    def forward(self, x):
+        return x + 1e-3 * self.bn2(self.bn1(x))
+
+
+def shown(*classes, sure=True):
+    return torch.stack([F.one_hot(torch.tensor(c), 3) * (9.0 if sure else 1.0) for c in classes])
+
+
+def test_sotta_s_memory_step_by_step():
+    tta = medbn.adapt(Shown(), "sotta", capacity=4, confidence=0.9, frozen=[])
+    table = [
+        (shown(0, 0), {0: 2}),  # room
+        (shown(1, 2, sure=False), {0: 2}),  # not confident
+        (shown(0, 1), {0: 3, 1: 1}),  # full now
+        (shown(2), {0: 2, 1: 1, 2: 1}),  # the largest class gives way
+        (shown(0), {0: 2, 1: 1, 2: 1}),  # of the largest class itself: one for one
+        (shown(1), {0: 1, 1: 2, 2: 1}),
+        (shown(1, 1), {0: 1, 1: 2, 2: 1}),
+        (shown(2, 2), {0: 1, 1: 1, 2: 2}),  # 1 gives way to the first 2, and then 2 to itself
+    ]
+    for images, expected in table:
+        tta(images)
+        classes = tta.memory["classes"]
+        assert {c: classes.count(c) for c in set(classes)} == expected
+        stored = tta.memory["images"]["0"]
+        assert stored.argmax(1).tolist() == classes  # every image is where its class says
+        assert len(stored) == len(classes)
+
+
+def test_sotta_forgets_at_random_but_repeatably():
+    def run(seed):
+        tta = medbn.adapt(Shown(), "sotta", capacity=6, confidence=0.9, frozen=[], seed=seed)
+        for i in range(20):
+            tta(shown(i % 3, (i + 1) % 3) + 0.001 * i)
+        return tta.memory["images"]["0"]
+
+    assert torch.equal(run(1), run(1))
+    assert not torch.equal(run(1), run(2))
+
+
+@pytest.mark.parametrize("rule", ["batch", "memory"])
+def test_sotta_s_averages_and_predictions(rule):
+    """One layer; who enters the average, and what a batch is normalised with."""
+    bn = Lonely().bn
+    tta = medbn.adapt(Lonely(), "sotta", "mean", statistics=rule, confidence=0.5, frozen=[], predict="before", lr=0.0)
+    mean, var = bn.running_mean.clone(), bn.running_var.clone()
+    memory = []
+    for x in stream():
+        held = ((x - mean) / (var + 1e-5).sqrt() * bn.weight + bn.bias).detach()
+        batch = 0.8 * mean + 0.2 * x.mean(0), 0.8 * var + 0.2 * x.var(0, correction=0)
+        memory += [image for image, p in zip(x, held.softmax(1), strict=True) if p.max() >= 0.5]
+        if rule == "batch":
+            mean, var = batch
+            expected = (x - mean) / (var + 1e-5).sqrt() * bn.weight + bn.bias
+        else:
+            expected = held
+            stored = torch.stack(memory)
+            mean, var = 0.8 * mean + 0.2 * stored.mean(0), 0.8 * var + 0.2 * stored.var(0, correction=0)
+        torch.testing.assert_close(tta(x), expected.detach(), rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(tta.layers["bn"].ema_mean, mean, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(tta.layers["bn"].ema_var, var, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(tta.memory["images"]["0"], torch.stack(memory))
+
+
+def test_sotta_learns_by_sam_on_the_whole_memory():
+    lr, rho = 0.5, 0.3
+    tta = medbn.adapt(Lonely(), "sotta", "mean", confidence=0.5, frozen=[], optimizer="sgd", lr=lr, rho=rho)
+    bn, x = Lonely().bn, stream()[0]
+    gamma, beta = (p.detach().clone().requires_grad_() for p in (bn.weight, bn.bias))
+    tta(x)
+    memory = tta.memory["images"]["0"]
+    assert 0 < len(memory) < len(x)
+    mean = 0.8 * bn.running_mean + 0.2 * memory.mean(0)
+    var = 0.8 * bn.running_var + 0.2 * memory.var(0, correction=0)
+    standard = (memory - mean) / (var + 1e-5).sqrt()
+
+    def loss(gamma, beta):
+        return torch.stack(entropies(gamma * standard + beta)).mean()
+
+    g = torch.autograd.grad(loss(gamma, beta), (gamma, beta))
+    norm = math.sqrt(sum(t.square().sum().item() for t in g))
+    up = [(p + rho * t / norm).detach().requires_grad_() for p, t in zip((gamma, beta), g, strict=True)]
+    d_gamma, d_beta = torch.autograd.grad(loss(*up), up)
+    torch.testing.assert_close(tta.learned["bn.weight"].detach(), (gamma - lr * d_gamma).detach(), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(tta.learned["bn.bias"].detach(), (beta - lr * d_beta).detach(), rtol=1e-4, atol=1e-5)
+
+
+def test_sotta_remembers_one_size_of_image():
+    tta = make(
+        nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.AdaptiveAvgPool2d(1), nn.Flatten()), "sotta", frozen=[]
+    )
+    tta(torch.randn(4, 3, 8, 8))
+    with pytest.raises(ValueError, match=r"remembers images of shape \(3, 8, 8\), and this batch has \(3, 9, 9\)"):
+        tta(torch.randn(4, 3, 9, 9))
+    with pytest.raises(ValueError, match="capacity is the number of images in memory, at least 1; got 0"):
+        medbn.adapt(Shown(), "sotta", capacity=0)
+
+
+def test_dense_images_are_remembered_by_mean_confidence_and_most_frequent_class():
+    class Pixels(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.bn = nn.BatchNorm2d(3)
+
+        def forward(self, x):
+            return x + 1e-4 * self.bn(x)
+
+    sure, unsure = 9.0, 0.0
+    image = torch.zeros(3, 3, 1, 4)
+    image[0, 1, 0, :3], image[0, 2, 0, 3] = sure, sure  # class 1 most often
+    image[1, 0, 0, :2], image[1, 0, 0, 2:] = sure, unsure  # confidence (1 + 1 + 1/3 + 1/3) / 4 = 2/3
+    image[2, 2] = sure
+    tta = medbn.adapt(Pixels(), "sotta", confidence=0.9, frozen=[])
+    tta(image)
+    assert tta.memory["classes"] == [1, 2]
+    tta = medbn.adapt(Pixels(), "sotta", confidence=0.6, frozen=[])
+    tta(image)
+    assert tta.memory["classes"] == [1, 0, 2]

@@ -1,0 +1,90 @@
+import warnings
+
+import pytest
+import torch
+from torch import nn
+
+import medbn
+
+from .conftest import small_model
+
+
+def block(*widths):
+    return nn.Sequential(*[nn.Sequential(nn.Conv2d(w, w, 1), nn.BatchNorm2d(w)) for w in widths])
+
+
+class WideResNetLike(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv1 = nn.Conv2d(3, 4, 3)
+        self.block1, self.block2, self.block3 = block(4, 4), block(4, 4), block(4, 4)
+        self.bn1 = nn.BatchNorm2d(4)
+        self.fc = nn.Linear(4, 10)
+
+    def forward(self, x):
+        return self.fc(self.bn1(self.block3(self.block2(self.block1(self.conv1(x))))).mean((2, 3)))
+
+
+class Nested(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.module = nn.Sequential(small_model())
+
+    def forward(self, x):
+        return self.module(x)
+
+
+def learned_layers(tta):
+    return {name.rsplit(".", 1)[0] for name in tta.learned}
+
+
+@pytest.mark.parametrize("method", ["sar", "sotta"])
+@pytest.mark.parametrize(
+    ("model", "frozen"),
+    [
+        (small_model(), "layer3."),
+        (WideResNetLike(), ("block3.", "bn1")),
+        (Nested(), "module.0.layer3."),
+        (nn.DataParallel(small_model()), "module.layer3."),
+    ],
+    ids=["resnet", "wide", "nested", "parallel"],
+)
+def test_the_last_stage_is_found_from_the_structure(method, model, frozen):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        tta = medbn.adapt(model, method)
+    left_alone = set(tta.layers) - learned_layers(tta)
+    assert left_alone == {name for name in tta.layers if name.startswith(frozen)}
+    assert left_alone
+    assert learned_layers(tta)
+
+
+def test_without_stages_a_warning_says_what_was_done():
+    flat = nn.Sequential(*[m for _ in range(8) for m in (nn.Conv2d(3, 3, 1), nn.BatchNorm2d(3))])
+    with pytest.warns(UserWarning, match=r"Sequential shows no stages: its last 2 of 8 .*'13', '15'.*frozen="):
+        tta = medbn.adapt(flat, "sar")
+    assert set(tta.layers) - learned_layers(tta) == {"13", "15"}
+    with pytest.warns(UserWarning, match=r"its last 0 of 1"):
+        tta = medbn.adapt(nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3)), "sar")
+    assert learned_layers(tta) == {"1"}
+
+
+def test_the_last_stage_can_be_given():
+    model = small_model()
+    tta = medbn.adapt(model, "sar", frozen=["layer2.*", "layer3.*"])
+    assert learned_layers(tta) == {"bn", "layer1.0.bn1", "layer1.0.bn2"}
+    assert learned_layers(medbn.adapt(model, "sar", frozen=[])) == set(tta.layers)
+    assert learned_layers(medbn.adapt(model, "tent", frozen="bn")) == set(tta.layers) - {"bn"}
+    assert learned_layers(medbn.adapt(model, "tent")) == set(tta.layers)
+    with pytest.raises(ValueError, match=r"frozen='layer4.\*' names none of the robust layers; there are 'bn'"):
+        medbn.adapt(model, "sar", frozen="layer4.*")
+    with pytest.raises(ValueError, match=r"frozen='\*' names all 7 robust layers; nothing would be left"):
+        medbn.adapt(model, "sar", frozen="*")
+
+
+def test_what_is_left_alone_keeps_its_bits():
+    tta = medbn.adapt(small_model(), "sar", margin=10.0)
+    before = {name: p.clone() for name, p in tta.model.named_parameters()}
+    tta(torch.randn(8, 3, 8, 8))
+    changed = {name for name, p in tta.model.named_parameters() if not torch.equal(p, before[name])}
+    assert changed == set(tta.learned)
