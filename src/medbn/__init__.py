@@ -7,7 +7,7 @@ import medbn
     logits = tta(images)                               # predicts and adapts
 """
 
-from . import estimators, functional, methods, policies, robust
+from . import attacks, estimators, functional, methods, policies, robust
 from .convert import convert, register_tail, revert
 from .hooks import backward_through, capture
 from .layers import (
@@ -32,6 +32,7 @@ __all__ = [
     "RobustBatchNorm2d",
     "RobustBatchNorm3d",
     "adapt",
+    "attacks",
     "backward_through",
     "capture",
     "convert",

@@ -72,14 +72,19 @@ def capture(model: nn.Module, *, inputs: bool = True) -> Iterator[list[Observati
 
 
 @contextmanager
-def backward_through(model: nn.Module, estimator: str | Estimator) -> Iterator[None]:
+def backward_through(model: nn.Module, estimator: str | Estimator | Callable[[Estimator], Estimator]) -> Iterator[None]:
     """Keep every forward value, to the bit, and take the gradient of the statistics from another estimator.
 
     With ``"mean"`` this is the straight-through gradient that an attacker uses against a median, whose own gradient
-    reaches one element per channel. It acts where gradients are recorded: run the forward pass inside.
+    reaches one element per channel. It acts where gradients are recorded: run the forward pass inside. A function gives
+    each layer a stand-in for its own estimator.
     """
-    stand_in = estimators.get(estimator)
-    with _set(robust_layers(model), _backward=lambda layer: stand_in):
+    if isinstance(estimator, str | Estimator):
+        found = estimators.get(estimator)
+        stand_in: Callable[[Estimator], Estimator] = lambda own: found  # noqa: E731
+    else:
+        stand_in = estimator
+    with _set(robust_layers(model), _backward=lambda layer: stand_in(layer.estimator)):
         yield
 
 

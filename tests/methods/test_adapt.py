@@ -195,7 +195,7 @@ def test_more_steps_per_batch(model, batches):
 
 @every_method
 @every_estimator
-@pytest.mark.parametrize("gradient", ["exact", "straight_through"])
+@pytest.mark.parametrize("gradient", ["exact", "straight_through", "smooth"])
 def test_a_surrogate_predicts_the_same_and_changes_nothing(method, estimator, gradient, model, batches):
     tta = make(model, method, estimator)
     tta(batches[0])
@@ -229,7 +229,7 @@ def test_a_surrogate_s_gradient_reaches_every_image_through_the_statistics(model
 
 def test_wrong_words_for_a_surrogate(model):
     tta = make(model, "tebn")
-    with pytest.raises(ValueError, match=r"unknown gradient 'exakt'.*exact, straight_through"):
+    with pytest.raises(ValueError, match=r"unknown gradient 'exakt'.*exact, smooth, straight_through"):
         tta.surrogate("exakt")
     with pytest.raises(ValueError, match=r"unknown surrogate of 'then'.*now, source"):
         tta.surrogate(of="then")
@@ -374,7 +374,7 @@ def test_dense_outputs(method, estimator, model, batches):
         assert y.shape == (12, 10, 2, 2)
         assert y.isfinite().all()
     if method in LEARNING:
-        assert any(not torch.equal(p, tta._initial["learned"][name]) for name, p in tta.learned.items())
+        assert any(not torch.equal(p, tta.source_state["learned"][name]) for name, p in tta.learned.items())
 
 
 @every_estimator

@@ -9,6 +9,7 @@ dictionary of tensors, numbers, strings and lists of those; then the base takes 
 from __future__ import annotations
 
 import copy
+from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
@@ -25,9 +26,10 @@ from ..layers import RobustBatchNorm
 from ..policies import Policy
 from .calls import Inputs, Logits, Predictions, logits_of
 from .stages import last_stage
+from .steps import stepped
+from .surrogate import surrogate
 
 OPTIMIZERS = {"adam": torch.optim.Adam, "sgd": torch.optim.SGD}
-STAND_INS = {"exact": None, "straight_through": "mean"}
 
 
 class Adapter(nn.Module):
@@ -58,7 +60,7 @@ class Adapter(nn.Module):
         self.optimizer: torch.optim.Optimizer | None = None
         self.memory: dict[str, Any] = {}
         self.generator = torch.Generator().manual_seed(seed)
-        self._initial: dict[str, Any] = {}
+        self.source_state: dict[str, Any] = {}
         self._loaded: dict[str, Any] | None = None
         self.register_load_state_dict_post_hook(_use_loaded)  # type: ignore[no-untyped-call]
 
@@ -75,7 +77,7 @@ class Adapter(nn.Module):
                     cast(Tensor, s).clone() for s in (layer.running_mean, layer.running_var)
                 )
         self.prepare()
-        self._initial = self.snapshot()
+        self.source_state = self.snapshot()
         return self
 
     def policy_of(self, layer: str) -> Policy:
@@ -169,7 +171,7 @@ class Adapter(nn.Module):
 
     def reset(self) -> None:
         """Return to the source model."""
-        self.restore(self._initial)
+        self.restore(self.source_state)
 
     def get_extra_state(self) -> dict[str, Any]:
         """What adapts beside the parameters; part of ``state_dict``, and loads with ``weights_only=True``."""
@@ -200,7 +202,7 @@ class Adapter(nn.Module):
         def move(value: Any) -> Any:
             return fn(value) if isinstance(value, Tensor) and value.is_floating_point() else value
 
-        self.memory, self._initial = tree_map(move, self.memory), tree_map(move, self._initial)
+        self.memory, self.source_state = tree_map(move, self.memory), tree_map(move, self.source_state)
         if self.optimizer is not None:
             for parameter, state in self.optimizer.state.items():
                 self.optimizer.state[parameter] = {k: v if k == "step" else move(v) for k, v in state.items()}
@@ -208,33 +210,28 @@ class Adapter(nn.Module):
 
     # --- the attacker's view ------------------------------------------------------------------------------------------
 
-    def surrogate(self, gradient: str = "exact", of: str = "now") -> Callable[..., Tensor]:
+    def surrogate(
+        self, gradient: str = "exact", of: str = "now", *, temperature: float = 0.5, unroll: int = 0
+    ) -> Callable[..., Tensor]:
         """A differentiable function from a batch to its logits, which changes nothing however often it is called.
 
         Args:
-            gradient: ``"exact"``, or ``"straight_through"``: true values, and the gradient of the mean's statistics.
+            gradient: how the backward pass sees the statistics: ``"exact"``, ``"straight_through"`` (as if they were
+                the mean's) or ``"smooth"`` (a soft quantile). Values are true in all three; see ``medbn.stand_ins``.
             of: ``"now"``, the adapter as it is at this moment (white box), or ``"source"``, as it was at the start.
+            temperature: how soft ``"smooth"`` is.
+            unroll: 1 to predict with the parameters after one step of the method on the batch, and to differentiate
+                through that step too; filters and SAM's perturbation are constants. 0 to leave the step out.
 
-        The function keeps the parameters and averages of that moment, whatever the adapter does afterwards.
+        The function keeps the parameters, averages and memory of that moment, whatever the adapter does afterwards.
         """
-        if gradient not in STAND_INS:
-            raise unknown("gradient", gradient, STAND_INS)
-        if of not in ("now", "source"):
-            raise unknown("surrogate of", of, ("now", "source"))
-        state = self.snapshot() if of == "now" else self._initial
-        tensors = dict(state["learned"])
-        for name, (mean, var) in state["averages"].items():
-            tensors |= {f"{name}.ema_mean": mean, f"{name}.ema_var": var}
-        stand_in = STAND_INS[gradient]
+        return surrogate(self, gradient, of, temperature, unroll)
 
-        def view(*args: Any, valid: Tensor | None = None, **kwargs: Any) -> Tensor:
-            inputs = Inputs.of(args, kwargs, valid)
-            through = hooks.backward_through(self.model, stand_in) if stand_in and self.layers else nullcontext()
-            with self.normalising(), self.counting(inputs), through:
-                output = torch.func.functional_call(self.model, tensors, inputs.args, inputs.kwargs)
-            return logits_of(output, self.logits, inputs.size)
-
-        return view
+    def unrolled(
+        self, logits: Callable[[dict[str, Tensor]], Tensor], state: dict[str, Any], inputs: Inputs
+    ) -> dict[str, Tensor]:
+        """The learned parameters after one step on the batch, as a differentiable function of it."""
+        raise ValueError(f"{type(self).__name__} cannot be unrolled: it does not learn from the batch at hand.")
 
 
 def _detached(value: Any) -> Any:
@@ -317,15 +314,19 @@ class Learner(Adapter):
 
     def step(self, inputs: Inputs, predictions: Predictions) -> bool:
         """One step down the loss; whether one was taken."""
-        loss = self.loss(predictions)
+        loss = self.loss(predictions, self.memory, dict(self.learned))
         if loss is None:
             return False
         self.descend(self.gradients(loss))
+        self.remember(predictions)
         return True
 
-    def loss(self, predictions: Predictions) -> Tensor | None:
-        """What to minimise on this batch; None if there is nothing to learn from."""
-        raise NotImplementedError
+    @abstractmethod
+    def loss(self, predictions: Predictions, memory: dict[str, Any], learned: dict[str, Tensor]) -> Tensor | None:
+        """What to minimise on this batch, given what is remembered and learned; None if nothing can be learned."""
+
+    def remember(self, predictions: Predictions) -> None:
+        """Keep what the next batch needs to know of this one, in ``self.memory``."""
 
     def look(self, inputs: Inputs) -> Predictions:
         """Predict once more, differentiably, with the parameters as they are."""
@@ -364,3 +365,15 @@ class Learner(Adapter):
             with torch.no_grad():
                 for parameter, value in zip(parameters, here, strict=True):
                     parameter.copy_(value)
+
+    def unrolled(
+        self, logits: Callable[[dict[str, Tensor]], Tensor], state: dict[str, Any], inputs: Inputs
+    ) -> dict[str, Tensor]:
+        """One step of the optimiser from the state's moments, down the loss."""
+        with torch.enable_grad():
+            learned = {name: p.detach().requires_grad_() for name, p in state["learned"].items()}
+            loss = self.loss(Predictions.of(logits(learned), inputs.valid), state["memory"], learned)
+            if loss is None:
+                return {}
+            gradients = torch.autograd.grad(loss, list(learned.values()), create_graph=True, allow_unused=True)
+        return stepped(self.optimizer, state, gradients)

@@ -42,19 +42,26 @@ class ETA(Learner):
         self.average = average
         self.memory["prediction"] = None
 
-    def loss(self, predictions: Predictions) -> Tensor | None:
+    def loss(self, predictions: Predictions, memory: dict[str, Any], learned: dict[str, Tensor]) -> Tensor | None:
         """The weighted entropy; None if no sample is selected."""
-        entropy, probabilities = predictions.entropy(), predictions.probabilities()
-        margin = self.margin * math.log(predictions.classes)
-        selected = predictions.usable & (entropy.detach() < margin)
-        past = self.memory["prediction"]
-        if past is not None:
-            selected &= F.cosine_similarity(past.unsqueeze(0), probabilities, dim=1).abs() < self.redundancy
+        entropy, selected = predictions.entropy(), self._select(predictions, memory)
         if not bool(selected.any()):
             return None
-        new = probabilities[selected].mean(dim=0)
-        self.memory["prediction"] = new if past is None else self.average * past + (1 - self.average) * new
+        margin = self.margin * math.log(predictions.classes)
         return mean_over(entropy * torch.exp(margin - entropy.detach()), selected)
+
+    def remember(self, predictions: Predictions) -> None:
+        """Let the predictions that were learned from into the average."""
+        past = self.memory["prediction"]
+        new = predictions.probabilities()[self._select(predictions, self.memory)].mean(dim=0)
+        self.memory["prediction"] = new if past is None else self.average * past + (1 - self.average) * new
+
+    def _select(self, predictions: Predictions, memory: dict[str, Any]) -> Tensor:
+        selected = predictions.usable & (predictions.entropy().detach() < self.margin * math.log(predictions.classes))
+        if memory["prediction"] is None:
+            return selected
+        similarity = F.cosine_similarity(memory["prediction"].unsqueeze(0), predictions.probabilities(), dim=1)
+        return selected & (similarity.abs() < self.redundancy)
 
 
 class EATA(ETA):
@@ -121,11 +128,11 @@ class EATA(ETA):
             raise ValueError("source= has no batch.")
         return {name: s / batches for name, s in zip(self.learned, squares, strict=True)}
 
-    def loss(self, predictions: Predictions) -> Tensor | None:
+    def loss(self, predictions: Predictions, memory: dict[str, Any], learned: dict[str, Tensor]) -> Tensor | None:
         """ETA's loss and the penalty."""
-        loss = super().loss(predictions)
+        loss = super().loss(predictions, memory, learned)
         if loss is None:
             return None
-        source, fisher = self._initial["learned"], self.memory["fisher"]
-        penalty = [(fisher[name] * (p - source[name]).square()).sum() for name, p in self.learned.items()]
+        source, fisher = self.source_state["learned"], memory["fisher"]
+        penalty = [(fisher[name] * (p - source[name]).square()).sum() for name, p in learned.items()]
         return loss + self.fisher_weight * torch.stack(penalty).sum()

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any, ClassVar
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from .base import Learner
 from .calls import Inputs, Predictions, mean_over
+from .steps import stepped
 
 
 class SAR(Learner):
@@ -49,19 +52,16 @@ class SAR(Learner):
 
     def step(self, inputs: Inputs, predictions: Predictions) -> bool:
         """Filter, climb, filter again, descend; recover if the loss has collapsed."""
-        margin = self.margin * math.log(predictions.classes)
-        entropy = predictions.entropy()
-        reliable = predictions.usable & (entropy.detach() < margin)
+        reliable = self._reliable(predictions)
         if not bool(reliable.any()):
             return False
-        uphill = self.gradients(mean_over(entropy, reliable))
+        uphill = self.gradients(mean_over(predictions.entropy(), reliable))
         with self.ascended(uphill, self.rho):
             predictions = self.look(inputs)
-            entropy = predictions.entropy()
-            reliable = reliable & predictions.usable & (entropy.detach() < margin)
+            reliable = reliable & self._reliable(predictions)
             if not bool(reliable.any()):
                 return False
-            loss = mean_over(entropy, reliable)
+            loss = mean_over(predictions.entropy(), reliable)
             gradients = self.gradients(loss)
         self.descend(gradients)
         past, new = self.memory["loss"], loss.item()
@@ -69,3 +69,35 @@ class SAR(Learner):
         if self.memory["loss"] < self.recovery:
             self.reset()
         return True
+
+    def loss(self, predictions: Predictions, memory: dict[str, Any], learned: dict[str, Tensor]) -> Tensor | None:
+        """The mean entropy of the reliable rows."""
+        reliable = self._reliable(predictions)
+        return mean_over(predictions.entropy(), reliable) if bool(reliable.any()) else None
+
+    def unrolled(
+        self, logits: Callable[[dict[str, Tensor]], Tensor], state: dict[str, Any], inputs: Inputs
+    ) -> dict[str, Tensor]:
+        """One sharpness-aware step; where SAM climbs to is a constant."""
+        with torch.enable_grad():
+            learned = {name: p.detach().requires_grad_() for name, p in state["learned"].items()}
+            predictions = Predictions.of(logits(learned), inputs.valid)
+            reliable = self._reliable(predictions)
+            if not bool(reliable.any()):
+                return {}
+            loss = mean_over(predictions.entropy(), reliable)
+            uphill = torch.autograd.grad(loss, list(learned.values()))
+            scale = self.rho / (torch.stack([g.norm() for g in uphill]).norm() + 1e-12)
+            there = {
+                name: (p + scale * g).detach().requires_grad_()
+                for (name, p), g in zip(learned.items(), uphill, strict=True)
+            }
+            predictions = Predictions.of(logits(there), inputs.valid)
+            reliable = reliable & self._reliable(predictions)
+            if not bool(reliable.any()):
+                return {}
+            loss = mean_over(predictions.entropy(), reliable)
+            return stepped(self.optimizer, state, torch.autograd.grad(loss, list(there.values()), create_graph=True))
+
+    def _reliable(self, predictions: Predictions) -> Tensor:
+        return predictions.usable & (predictions.entropy().detach() < self.margin * math.log(predictions.classes))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, ClassVar
 
@@ -100,9 +101,20 @@ class SoTTA(Learner):
         with torch.enable_grad(), own:
             return self.predictions(inputs, self.model(*inputs.args, **inputs.kwargs))
 
-    def _entropy(self, inputs: Inputs) -> Tensor | None:
-        predictions = self.look(inputs)
+    def loss(self, predictions: Predictions, memory: dict[str, Any], learned: dict[str, Tensor]) -> Tensor | None:
+        """The mean entropy of the memory."""
         return mean_over(predictions.entropy(), predictions.usable) if bool(predictions.usable.any()) else None
+
+    def _entropy(self, inputs: Inputs) -> Tensor | None:
+        return self.loss(self.look(inputs), self.memory, dict(self.learned))
+
+    def unrolled(
+        self, logits: Callable[[dict[str, Tensor]], Tensor], state: dict[str, Any], inputs: Inputs
+    ) -> dict[str, Tensor]:
+        """Refused: which images enter the memory is no smooth function of the batch."""
+        raise ValueError(
+            "SoTTA cannot be unrolled: it learns from its memory, not from the batch at hand; use unroll=0."
+        )
 
     def _remember(self, inputs: Inputs, predictions: Predictions) -> None:
         """High-confidence uniform-class sampling (HUS): the largest class gives way when it is full."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from torch import Tensor
 
 from .base import Learner
@@ -14,6 +16,6 @@ class Tent(Learner):
     Its options are those of Learner; TENT's paper has the same optimiser and learning rate as the MedBN paper.
     """
 
-    def loss(self, predictions: Predictions) -> Tensor | None:
+    def loss(self, predictions: Predictions, memory: dict[str, Any], learned: dict[str, Tensor]) -> Tensor | None:
         """Mean entropy over the usable rows."""
         return mean_over(predictions.entropy(), predictions.usable)

@@ -1,0 +1,205 @@
+"""The Distribution Invading Attack (Wu et al., ICML 2023; algorithm 1 of the MedBN paper) and its variants."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from .. import hooks, stand_ins
+from .._names import unknown
+from ..functional import statistics
+from ..methods.base import Adapter
+from .objectives import Objective, Targeted
+from .projections import STARTS, project
+
+Malicious = slice | Sequence[int] | Tensor
+KNOWLEDGE = {"white": "now", "semi": "source"}
+
+
+class Crafted(NamedTuple):
+    """A poisoned batch, and how it came about."""
+
+    images: Tensor
+    """The whole batch; benign images are as they were, to the bit."""
+    value: float
+    """The objective that was reached, as the attacker's surrogate sees it."""
+    steps: int
+    """How many steps were taken, in the best start."""
+
+
+@dataclass(frozen=True)
+class DIA:
+    """Projected sign-gradient ascent on the malicious images of a batch, through the batch's statistics.
+
+    Args:
+        objective: what to raise; see ``medbn.attacks.objectives``.
+        steps: 100 in the paper.
+        step_size: 1/255 in the paper.
+        epsilon: how far an image may go from what it was, in the maximum norm; 1.0, in the paper, is no limit at all.
+        knowledge: ``"white"``, the adapter as it is now; ``"semi"``, the source model, while the victim has adapted.
+        gradient: ``"exact"``, ``"straight_through"`` or ``"smooth"``; see ``medbn.stand_ins``.
+        temperature: how soft ``"smooth"`` is.
+        unroll: 1 to differentiate through one adaptation step, the optional line 6; 0, in the paper, to leave it out.
+        alignment: the weight of the paper's adaptive regulariser, |median of the malicious − median of the benign
+            activations|, summed over layers and averaged over channels, subtracted from the objective. 0 is no
+            regulariser; the paper does not say its weight.
+        start: ``"grey"``, the 0.5 image, as DIA's and MedBN's authors start; ``"offset"``, x + 0.5 as printed;
+            ``"clean"``; ``"random"``. All are projected first.
+        restarts: attempts; those after the first start at random, and the best by the surrogate is kept.
+        seed: of random starts.
+        check_every: look every so many steps whether the surrogate is fooled, and stop if it is; None never looks, so
+            that a step is forward, backward and update only.
+        callback: called after every step with its number, the malicious images and the objective, as device tensors.
+
+    Line 7 of the algorithm as printed descends; eq. 4-6 ask for the maximum, and so we ascend.
+    """
+
+    objective: Objective = field(default_factory=Targeted)
+    steps: int = 100
+    step_size: float = 1 / 255
+    epsilon: float = 1.0
+    knowledge: str = "white"
+    gradient: str = "exact"
+    temperature: float = 0.5
+    unroll: int = 0
+    alignment: float = 0.0
+    start: str = "grey"
+    restarts: int = 1
+    seed: int = 0
+    check_every: int | None = None
+    callback: Callable[[int, Tensor, Tensor], None] | None = None
+
+    def __post_init__(self) -> None:
+        if self.knowledge not in KNOWLEDGE:
+            raise unknown("knowledge", self.knowledge, KNOWLEDGE)
+        if self.start not in STARTS:
+            raise unknown("start", self.start, STARTS)
+        stand_ins.get(self.gradient, self.temperature)
+        for name, least in (("steps", 0), ("restarts", 1), ("check_every", 1)):
+            given = getattr(self, name)
+            if given is not None and given < least:
+                raise ValueError(f"{name} must be at least {least}, got {given}.")
+        for name in ("step_size", "epsilon"):
+            if getattr(self, name) <= 0:
+                raise ValueError(f"{name} must be positive, got {getattr(self, name)}.")
+
+    def __call__(self, adapter: Adapter, images: Tensor, labels: Tensor, malicious: Malicious) -> Tensor:
+        """The batch with its malicious images crafted; the adapter, the labels and all other images stay as they are.
+
+        Args:
+            adapter: the victim.
+            images: a batch in [0, 1].
+            labels: the true class of every image.
+            malicious: which images are the attacker's: a slice, indices or a mask.
+        """
+        return self.craft(adapter, images, labels, malicious).images
+
+    def craft(self, adapter: Adapter, images: Tensor, labels: Tensor, malicious: Malicious) -> Crafted:
+        """Like calling it, with an account of what was reached."""
+        images, labels = images.detach(), labels.to(images.device)
+        benign = ~malicious_mask(malicious, images, labels)
+        self.objective.check(labels, benign)
+        view = adapter.surrogate(
+            self.gradient, KNOWLEDGE[self.knowledge], temperature=self.temperature, unroll=self.unroll
+        )
+        generator = torch.Generator().manual_seed(self.seed)
+        attempts = []
+        for attempt in range(self.restarts):
+            start = self.start if attempt == 0 else "random"
+            attempts.append(self._attempt(adapter, view, images, labels, benign, start, generator))
+        return max(attempts, key=lambda crafted: crafted.value)
+
+    def _attempt(
+        self,
+        adapter: Adapter,
+        view: Callable[..., Tensor],
+        images: Tensor,
+        labels: Tensor,
+        benign: Tensor,
+        start: str,
+        generator: torch.Generator,
+    ) -> Crafted:
+        places = (~benign).nonzero().flatten()
+        clean = images[places]
+        mine = project(STARTS[start](clean, self.epsilon, generator), clean, self.epsilon)
+        step = 0
+        for step in range(1, self.steps + 1):
+            mine.requires_grad_()
+            value, logits = self._evaluate(adapter, view, _inserted(images, places, mine), labels, benign)
+            (gradient,) = torch.autograd.grad(value, mine)
+            looks = self.check_every and step % self.check_every == 0
+            if looks and bool(self.objective.harm(logits.detach(), labels, benign) == 1):
+                mine, step = mine.detach(), step - 1
+                break
+            with torch.no_grad():
+                mine = project(mine + self.step_size * gradient.nan_to_num(0.0).sign(), clean, self.epsilon)
+            if self.callback is not None:
+                self.callback(step, mine, value.detach())
+        poisoned = _inserted(images, places, mine)
+        if self.restarts == 1:  # nothing to compare, so nothing to compute
+            return Crafted(poisoned, float("nan"), step)
+        with torch.no_grad() if not self.unroll else torch.enable_grad():
+            value, _ = self._evaluate(adapter, view, poisoned, labels, benign)
+        return Crafted(poisoned, float(value.detach()), step)
+
+    def _evaluate(
+        self, adapter: Adapter, view: Callable[..., Tensor], batch: Tensor, labels: Tensor, benign: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        if not self.alignment:
+            logits = view(batch)
+            return self.objective.value(logits, labels, benign), logits
+        with hooks.capture(adapter.model) as seen:
+            logits = view(batch)
+            apart = [_median_gap(o.input, benign) for o in seen if o.input is not None and len(o.input) == len(batch)]
+        return self.objective.value(logits, labels, benign) - self.alignment * torch.stack(apart).sum(), logits
+
+
+def malicious_mask(malicious: Malicious, images: Tensor, labels: Tensor) -> Tensor:
+    """Check a batch that is to be attacked; the mask of its malicious images."""
+    if images.dim() < 2 or not images.is_floating_point():
+        raise TypeError(f"expected floating point images (B, ...), got {images.dtype} of shape {tuple(images.shape)}.")
+    if labels.shape[:1] != images.shape[:1]:
+        raise ValueError(f"expected a label for each of {images.shape[0]} images, got labels {tuple(labels.shape)}.")
+    low, high = float(images.min()), float(images.max())
+    if not (low >= 0.0 and high <= 1.0):
+        raise ValueError(
+            f"images must lie in [0, 1], and these go from {low:.3g} to {high:.3g}. If they are normalised already,"
+            " move the normalisation into the model, as its first layer: an attacker's limits are those of real images."
+        )
+    size = images.shape[0]
+    mask = torch.zeros(size, dtype=torch.bool, device=images.device)
+    if isinstance(malicious, Tensor) and malicious.dtype == torch.bool:
+        if malicious.shape != (size,):
+            raise ValueError(
+                f"malicious must mark each of {size} images, got a mask of shape {tuple(malicious.shape)}."
+            )
+        mask |= malicious.to(images.device)
+    elif isinstance(malicious, slice):
+        mask[malicious] = True
+    else:
+        places = torch.as_tensor(malicious, dtype=torch.long).flatten()
+        if len(places) and not (-size <= int(places.min()) and int(places.max()) < size):
+            raise ValueError(f"malicious names images outside of a batch of {size}: {places.tolist()}.")
+        mask[places.to(images.device)] = True
+    count = int(mask.sum())
+    if count == 0:
+        raise ValueError("malicious names no image; there is nothing to craft.")
+    if count == size:
+        raise ValueError(f"malicious names all {size} images; there is nobody left to attack.")
+    return mask
+
+
+def _inserted(images: Tensor, places: Tensor, mine: Tensor) -> Tensor:
+    batch = images.clone()  # keeps channels_last
+    batch[places] = mine
+    return batch
+
+
+def _median_gap(activations: Tensor, benign: Tensor) -> Tensor:
+    """How far the median of the malicious images' activations is from that of the benign ones', over channels."""
+    theirs, ours = (statistics(activations, "median", valid=mask)[0] for mask in (benign, ~benign))
+    return (ours - theirs).abs().mean()

@@ -1,0 +1,98 @@
+"""What a stream of attacked batches comes to. Malicious images never count."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from .objectives import Targeted, TargetedPixel
+from .scenarios import Outcome
+
+
+def mean_iou(predicted: Tensor, labels: Tensor, classes: int, ignore: int = 255) -> float:
+    """The mean intersection over union of the classes that occur, in labels or predictions.
+
+    >>> mean_iou(torch.tensor([[0, 0, 1, 1]]), torch.tensor([[0, 0, 0, 1]]), classes=3)
+    0.5833333333333333
+    """
+    counts = labels != ignore
+    cells = labels[counts] * classes + predicted[counts]
+    table = torch.bincount(cells, minlength=classes**2).view(classes, classes).double()
+    union = table.sum(0) + table.sum(1) - table.diag()
+    return (table.diag() / union)[union > 0].mean().item()
+
+
+@dataclass
+class Summary:
+    """Totals over attacked batches; ``add`` one outcome at a time, or build from many with ``of``."""
+
+    targets: int = 0
+    """Targeted attacks."""
+    hits: int = 0
+    """Those after which the target class is predicted, whatever was predicted without attack."""
+    already: int = 0
+    """Those whose target class is predicted without attack too; they are among the hits if they stay so."""
+    batches: int = 0
+    errors: list[float] = field(default_factory=list)
+    """The share of wrong predictions on benign images in each batch, under attack."""
+    errors_without: list[float] = field(default_factory=list)
+    """The same without attack."""
+    ious: list[float] = field(default_factory=list)
+    """For dense outputs, the mean IoU on benign images in each batch, under attack."""
+    ious_without: list[float] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, outcomes: Iterable[Outcome]) -> Summary:
+        """Sum up a whole stream."""
+        summary = cls()
+        for outcome in outcomes:
+            summary.add(outcome)
+        return summary
+
+    def add(self, outcome: Outcome) -> None:
+        """Count one attacked batch."""
+        self.batches += 1
+        if isinstance(outcome.objective, Targeted | TargetedPixel):
+            self.targets += 1
+            self.hits += int(outcome.harm())
+            self.already += int(outcome.harm_without())
+        labels = outcome.labels[outcome.benign]
+        ignore = getattr(outcome.objective, "ignore", 255) if labels.dim() > 1 else -1
+        pairs = ((outcome.attacked, self.errors, self.ious), (outcome.clean, self.errors_without, self.ious_without))
+        for logits, errors, ious in pairs:
+            predicted = logits.argmax(dim=1)[outcome.benign]
+            errors.append((predicted != labels)[labels != ignore].float().mean().item())
+            if labels.dim() > 1:
+                ious.append(mean_iou(predicted, labels, logits.shape[1], ignore))
+
+    @property
+    def success_rate(self) -> float:
+        """The attack success rate of the paper: hits of all targets; NaN without a targeted attack."""
+        return self.hits / self.targets if self.targets else float("nan")
+
+    @property
+    def error(self) -> float:
+        """The error rate on benign images under attack, averaged over batches as in the paper."""
+        return _mean(self.errors)
+
+    @property
+    def error_without(self) -> float:
+        """The error rate on the same images without attack."""
+        return _mean(self.errors_without)
+
+    @property
+    def iou(self) -> float:
+        """The mean IoU on benign images under attack; NaN unless outputs are dense."""
+        return _mean(self.ious)
+
+    @property
+    def iou_without(self) -> float:
+        """The mean IoU on the same images without attack."""
+        return _mean(self.ious_without)
+
+
+def _mean(values: list[float]) -> float:
+    return sum(values) / len(values) if values else float("nan")

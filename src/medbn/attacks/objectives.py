@@ -1,0 +1,152 @@
+"""What an attacker wants, as a number to raise: eq. 5-6 of the MedBN paper, and section 7.3 for dense outputs.
+
+An objective sees the logits of a whole batch, its labels, and a mask of the benign images; others never count.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+
+class Objective(ABC):
+    """To be raised; a frozen dataclass of options."""
+
+    def check(self, labels: Tensor, benign: Tensor) -> None:  # noqa: B027 - most batches are fine
+        """Refuse a batch on which this objective makes no sense."""
+
+    @abstractmethod
+    def value(self, logits: Tensor, labels: Tensor, benign: Tensor) -> Tensor:
+        """The number to raise, differentiable in the logits."""
+
+    @abstractmethod
+    def harm(self, logits: Tensor, labels: Tensor, benign: Tensor) -> Tensor:
+        """What the defender suffers, between 0 and 1: the attack succeeded, or the share of wrong predictions."""
+
+
+@dataclass(frozen=True)
+class Targeted(Objective):
+    """Eq. 5: let the model predict ``label`` for the image at ``index``.
+
+    Args:
+        index: a benign image.
+        label: the class to predict; None for the one after the true class, (true + 1) mod classes.
+    """
+
+    index: int = 0
+    label: int | None = None
+
+    def check(self, labels: Tensor, benign: Tensor) -> None:
+        """The target must be in the batch, benign, and not of the target class."""
+        _check_target(self.index, benign)
+        if self.label is not None and bool(labels[self.index] == self.label):
+            raise ValueError(f"the image at index {self.index} is of class {self.label} already; choose another label.")
+
+    def target(self, logits: Tensor, labels: Tensor) -> Tensor:
+        """The class to predict."""
+        return _target(self.label, labels[self.index], logits.shape[1])
+
+    def value(self, logits: Tensor, labels: Tensor, benign: Tensor) -> Tensor:
+        """Minus the cross-entropy of the target image with the target class."""
+        return -F.cross_entropy(logits[self.index].unsqueeze(0).float(), self.target(logits, labels).unsqueeze(0))
+
+    def harm(self, logits: Tensor, labels: Tensor, benign: Tensor) -> Tensor:
+        """1 if the target class is predicted."""
+        return (logits[self.index].argmax() == self.target(logits, labels)).float()
+
+
+@dataclass(frozen=True)
+class Indiscriminate(Objective):
+    """Eq. 6: raise the cross-entropy of all benign images.
+
+    Args:
+        clamp: no image counts for more than this, as in the authors' code, so that the attack turns to images that are
+            still classified correctly; None for the sum as printed.
+    """
+
+    clamp: float | None = 5.0
+
+    def value(self, logits: Tensor, labels: Tensor, benign: Tensor) -> Tensor:
+        """The summed, clamped cross-entropy of the benign images."""
+        losses = F.cross_entropy(logits.float(), labels, reduction="none")
+        losses = losses if self.clamp is None else losses.clamp(max=self.clamp)
+        return torch.where(benign, losses, 0.0).sum()
+
+    def harm(self, logits: Tensor, labels: Tensor, benign: Tensor) -> Tensor:
+        """The share of benign images that are classified wrongly."""
+        return (logits.argmax(dim=1) != labels)[benign].float().mean()
+
+
+@dataclass(frozen=True)
+class TargetedPixel(Objective):
+    """Section 7.3: let the model predict ``label`` for one pixel of a benign image; logits ``(B, classes, H, W)``.
+
+    Args:
+        index: a benign image.
+        pixel: row and column.
+        label: the class to predict; None for the one after the true class.
+    """
+
+    index: int = 0
+    pixel: tuple[int, int] = (0, 0)
+    label: int | None = None
+
+    def check(self, labels: Tensor, benign: Tensor) -> None:
+        """The pixel must be in the image, and the image benign."""
+        _check_target(self.index, benign)
+        height, width = labels.shape[-2:]
+        if not (0 <= self.pixel[0] < height and 0 <= self.pixel[1] < width):
+            raise ValueError(f"pixel {self.pixel} is outside of labels of {height} × {width}.")
+
+    def target(self, logits: Tensor, labels: Tensor) -> Tensor:
+        """The class to predict."""
+        return _target(self.label, labels[(self.index, *self.pixel)], logits.shape[1])
+
+    def value(self, logits: Tensor, labels: Tensor, benign: Tensor) -> Tensor:
+        """Minus the cross-entropy of the pixel with the target class."""
+        at_pixel = logits[self.index, :, self.pixel[0], self.pixel[1]]
+        return -F.cross_entropy(at_pixel.unsqueeze(0).float(), self.target(logits, labels).unsqueeze(0))
+
+    def harm(self, logits: Tensor, labels: Tensor, benign: Tensor) -> Tensor:
+        """1 if the target class is predicted there."""
+        at_pixel = logits[self.index, :, self.pixel[0], self.pixel[1]]
+        return (at_pixel.argmax() == self.target(logits, labels)).float()
+
+
+@dataclass(frozen=True)
+class IndiscriminateSegmentation(Objective):
+    """Section 7.3: raise the cross-entropy of all pixels of the benign images; logits ``(B, classes, H, W)``.
+
+    Args:
+        clamp: no pixel counts for more than this; None for no limit.
+        ignore: the label of pixels that do not count; 255, as in Cityscapes.
+    """
+
+    clamp: float | None = 5.0
+    ignore: int = 255
+
+    def value(self, logits: Tensor, labels: Tensor, benign: Tensor) -> Tensor:
+        """The summed, clamped cross-entropy of the pixels."""
+        losses = F.cross_entropy(logits.float(), labels, reduction="none", ignore_index=self.ignore)
+        losses = losses if self.clamp is None else losses.clamp(max=self.clamp)
+        return torch.where(benign.view(-1, 1, 1), losses, 0.0).sum()
+
+    def harm(self, logits: Tensor, labels: Tensor, benign: Tensor) -> Tensor:
+        """The share of pixels that are classified wrongly."""
+        counts = benign.view(-1, 1, 1) & (labels != self.ignore)
+        return (logits.argmax(dim=1) != labels)[counts].float().mean()
+
+
+def _target(label: int | None, true: Tensor, classes: int) -> Tensor:
+    return (true + 1) % classes if label is None else torch.full_like(true, label)
+
+
+def _check_target(index: int, benign: Tensor) -> None:
+    if not -len(benign) <= index < len(benign):
+        raise ValueError(f"the target, image {index}, is not in a batch of {len(benign)}.")
+    if not bool(benign[index]):
+        raise ValueError(f"the target, image {index}, is malicious itself; an attack is on somebody else's image.")

@@ -1,0 +1,47 @@
+"""One step of an optimiser as a differentiable function of the gradients: what an attacker unrolls."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+def stepped(
+    optimizer: torch.optim.Optimizer | None, state: dict[str, Any], gradients: Sequence[Tensor | None]
+) -> dict[str, Tensor]:
+    """What the optimiser, with the moments of an adapter's snapshot, would make of the learned parameters."""
+    rule = _rules.get(type(optimizer))
+    if rule is None:
+        raise ValueError(f"unroll knows the steps of Adam and SGD, not of {type(optimizer).__name__}.")
+    saved = state["optimizer"]
+    return {
+        name: rule(p, g, saved["state"].get(i, {}), saved["param_groups"][0])
+        for i, ((name, p), g) in enumerate(zip(state["learned"].items(), gradients, strict=True))
+        if g is not None
+    }
+
+
+def _adam(p: Tensor, g: Tensor, moments: dict[str, Any], options: dict[str, Any]) -> Tensor:
+    (beta1, beta2), step = options["betas"], float(moments.get("step", 0)) + 1
+    g = g + options["weight_decay"] * p
+    first = beta1 * moments.get("exp_avg", torch.zeros_like(p)) + (1 - beta1) * g
+    second = beta2 * moments.get("exp_avg_sq", torch.zeros_like(p)) + (1 - beta2) * g.square()
+    # The root of 0 has no derivative; where there is no gradient, there is nothing to differentiate.
+    root = (second / (1 - beta2**step)).clamp(min=torch.finfo(p.dtype).tiny).sqrt()
+    new: Tensor = p - options["lr"] * (first / (1 - beta1**step)) / (root + options["eps"])
+    return new
+
+
+def _sgd(p: Tensor, g: Tensor, moments: dict[str, Any], options: dict[str, Any]) -> Tensor:
+    g = g + options["weight_decay"] * p
+    buffer = moments.get("momentum_buffer")
+    if options["momentum"] and buffer is not None:
+        g = options["momentum"] * buffer + (1 - options["dampening"]) * g
+    new: Tensor = p - options["lr"] * g
+    return new
+
+
+_rules: dict[type, Callable[..., Tensor]] = {torch.optim.Adam: _adam, torch.optim.SGD: _sgd}

@@ -1,0 +1,84 @@
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import medbn
+from medbn.attacks import DIA, Indiscriminate, IndiscriminateSegmentation, Targeted, TargetedPixel
+
+from ..methods.table import make
+
+LOGITS = torch.tensor([[2.0, 0.0, -1.0], [0.0, 3.0, 0.0], [0.0, 0.0, 9.0], [5.0, 0.0, 0.0]])
+LABELS = torch.tensor([0, 2, 2, 1])
+BENIGN = torch.tensor([True, True, True, False])
+
+
+def cross_entropy(row, label):
+    return -row[label].item() + math.log(sum(math.exp(v) for v in row.tolist()))
+
+
+@pytest.mark.parametrize(
+    ("index", "label", "target"), [(0, None, 1), (0, 2, 2), (1, None, 0), (2, None, 0), (-2, None, 0)]
+)
+def test_targeted(index, label, target):
+    objective = Targeted(index, label)
+    assert objective.target(LOGITS, LABELS).item() == target
+    assert objective.value(LOGITS, LABELS, BENIGN).item() == pytest.approx(
+        -cross_entropy(LOGITS[index], target), rel=1e-5
+    )
+    assert objective.harm(LOGITS, LABELS, BENIGN).item() == (LOGITS[index].argmax().item() == target)
+
+
+@pytest.mark.parametrize("clamp", [5.0, 1.0, None])
+def test_indiscriminate(clamp):
+    objective = Indiscriminate(clamp)
+    losses = [cross_entropy(row, label) for row, label in zip(LOGITS, LABELS.tolist(), strict=True)][:3]
+    expected = sum(loss if clamp is None else min(loss, clamp) for loss in losses)
+    assert objective.value(LOGITS, LABELS, BENIGN).item() == pytest.approx(expected, rel=1e-4)
+    assert objective.harm(LOGITS, LABELS, BENIGN).item() == pytest.approx(1 / 3)
+
+
+def test_a_clamped_image_gives_no_gradient():
+    logits = torch.tensor([[9.0, 0.0], [0.5, 0.0]], requires_grad=True)
+    labels, benign = torch.tensor([1, 0]), torch.tensor([True, True])
+    (gradient,) = torch.autograd.grad(Indiscriminate(5.0).value(logits, labels, benign), logits)
+    assert gradient[0].abs().sum() == 0
+    assert gradient[1].abs().sum() > 0
+
+
+def test_segmentation_objectives():
+    g = torch.Generator().manual_seed(0)
+    logits, labels = torch.randn(3, 4, 2, 5, generator=g), torch.randint(4, (3, 2, 5), generator=g)
+    labels[0, 0, 0], labels[0, 1, 1] = 255, 3
+    benign = torch.tensor([True, True, False])
+    pixel = TargetedPixel(0, (1, 1))
+    assert pixel.target(logits, labels).item() == 0
+    assert pixel.value(logits, labels, benign).item() == pytest.approx(-cross_entropy(logits[0, :, 1, 1], 0), rel=1e-5)
+    losses = F.cross_entropy(logits[:2], labels[:2], ignore_index=255, reduction="none")
+    whole = IndiscriminateSegmentation(clamp=2.0)
+    assert whole.value(logits, labels, benign).item() == pytest.approx(losses.clamp(max=2.0).sum().item(), rel=1e-5)
+    wrong = (logits.argmax(1) != labels)[:2]
+    assert whole.harm(logits, labels, benign).item() == pytest.approx((wrong.sum().item() - 1) / 19, rel=1e-5)
+    with pytest.raises(ValueError, match=r"pixel \(2, 0\) is outside of labels of 2 × 5"):
+        TargetedPixel(0, (2, 0)).check(labels, benign)
+
+
+@pytest.mark.parametrize("objective", [TargetedPixel(1, (1, 0)), IndiscriminateSegmentation()], ids=["pixel", "whole"])
+@pytest.mark.parametrize("method", ["tebn", "tent", "sotta"])
+@pytest.mark.parametrize("estimator", ["mean", "median", "image_median"])
+def test_segmentation_models_are_attacked(objective, method, estimator, dense_model, dense_stream):
+    tta, (images, labels) = make(dense_model, method, estimator), dense_stream[0]
+    values = []
+    attack = DIA(objective, steps=20, callback=lambda step, mine, value: values.append(value.item()))
+    poisoned = attack(tta, images, labels, [0, 5])
+    assert torch.equal(poisoned[1:5], images[1:5])
+    assert sum(values[-5:]) > sum(values[:5])
+
+
+def test_what_is_available():
+    for name in medbn.attacks.available():
+        attack = medbn.attacks.get(name, Indiscriminate(), steps=1)
+        assert attack.objective == Indiscriminate()
+    with pytest.raises(ValueError, match=r"unknown attack 'dai'.*Did you mean 'dia'"):
+        medbn.attacks.get("dai")

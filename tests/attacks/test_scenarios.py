@@ -1,0 +1,143 @@
+import dataclasses
+import math
+
+import pytest
+import torch
+
+import medbn
+from medbn.attacks import DIA, Ensemble, Indiscriminate, Summary, Targeted, cumulative, instant, mean_iou, worst_case
+
+from ..methods.table import METHODS, assert_same, make, state
+from .test_dia import MALICIOUS, quick
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("predict", ["before", "after"])
+def test_instant_attacks_every_batch_from_the_clean_state(method, predict, model, stream):
+    tta, clean = (make(model, method, predict=predict) for _ in range(2))
+    attack = quick(objective=Indiscriminate())
+    for outcome, (images, labels) in zip(instant(tta, stream, attack, MALICIOUS), stream, strict=True):
+        victim = make(model, method, predict=predict)
+        victim.restore(clean.snapshot())
+        poisoned = attack(victim, images, labels, MALICIOUS)
+        assert torch.equal(outcome.poisoned, poisoned)
+        assert torch.equal(outcome.attacked, victim(poisoned))
+        assert torch.equal(outcome.clean, clean(images))
+        assert_same(state(tta), state(clean))  # as if nothing had happened
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_cumulative_poison_stays(method, model, stream):
+    tta, poisoned_twin, clean = (make(model, method) for _ in range(3))
+    attack = quick(objective=Targeted(1))
+    for outcome, (images, labels) in zip(cumulative(tta, stream, attack, MALICIOUS), stream, strict=True):
+        poisoned = attack(poisoned_twin, images, labels, MALICIOUS)
+        assert torch.equal(outcome.poisoned, poisoned)
+        assert torch.equal(outcome.attacked, poisoned_twin(poisoned))
+        assert torch.equal(outcome.clean, clean(images))
+        assert_same(state(tta), state(poisoned_twin))
+
+
+# --- metrics ---------------------------------------------------------------------------------------------------------
+
+
+def outcome(objective, attacked, clean, labels, benign):
+    def logits(classes):
+        return torch.nn.functional.one_hot(torch.tensor(classes), 4).float()
+
+    return medbn.attacks.Outcome(
+        objective, torch.empty(0), logits(attacked), logits(clean), torch.tensor(labels), torch.tensor(benign)
+    )
+
+
+def test_malicious_images_never_count_and_prior_hits_are_reported():
+    benign = [True, True, True, True, False]
+    outcomes = [
+        outcome(Targeted(0), [1, 1, 2, 3, 0], [0, 1, 2, 3, 3], [0, 1, 2, 3, 3], benign),  # hit, nothing else wrong
+        outcome(Targeted(0), [0, 2, 2, 0, 3], [0, 1, 2, 0, 3], [0, 1, 2, 3, 3], benign),  # missed, one more wrong
+        outcome(Targeted(0), [1, 1, 2, 3, 3], [1, 1, 2, 3, 3], [0, 1, 2, 3, 3], benign),  # was so before
+    ]
+    summary = Summary.of(outcomes)
+    assert (summary.targets, summary.hits, summary.already, summary.batches) == (3, 2, 1, 3)
+    assert summary.success_rate == pytest.approx(2 / 3)
+    assert summary.errors == [0.25, 0.5, 0.25]
+    assert summary.errors_without == [0.0, 0.25, 0.25]
+    assert summary.error == pytest.approx(1 / 3)
+    assert summary.error_without == pytest.approx(1 / 6)
+    assert math.isnan(summary.iou)
+
+
+def test_an_indiscriminate_attack_has_no_success_rate():
+    summary = Summary.of([outcome(Indiscriminate(), [0, 0], [0, 1], [0, 1], [True, True])])
+    assert math.isnan(summary.success_rate)
+    assert summary.error == 0.5
+
+
+def test_mean_iou_by_counting():
+    g = torch.Generator().manual_seed(0)
+    predicted, labels = torch.randint(5, (2, 3, 6, 6), generator=g)
+    labels[0, 0] = 255
+    expected = []
+    for c in range(5):
+        p, t = (predicted == c) & (labels != 255), labels == c
+        if (p | t).any():
+            expected.append((p & t).sum().item() / (p | t).sum().item())
+    assert mean_iou(predicted, labels, 5) == pytest.approx(sum(expected) / len(expected))
+    assert mean_iou(labels.clamp(max=4), labels, 7) == 1.0  # classes that do not occur do not count
+
+
+def test_dense_outcomes_have_an_iou(dense_model, dense_stream):
+    attack = quick(objective=medbn.attacks.IndiscriminateSegmentation())
+    summary = Summary.of(instant(make(dense_model, "tebn"), dense_stream, attack, [5]))
+    assert 0 <= summary.iou <= 1
+    assert 0 <= summary.iou_without <= 1
+    assert summary.batches == 2
+
+
+# --- ensembles -------------------------------------------------------------------------------------------------------
+
+
+def test_an_ensemble_returns_what_harms_the_real_adapter_most(model, stream):
+    tta, (images, labels) = make(model, "tent", predict="after"), stream[0]
+    attacks = [
+        quick(objective=Indiscriminate(), gradient=g, steps=s) for g in ("exact", "straight_through") for s in (1, 20)
+    ]
+    before = state(tta)
+    poisoned, judged = Ensemble(attacks).craft(tta, images, labels, MALICIOUS)
+    assert_same(state(tta), before)
+    benign = torch.arange(10) < 7
+    scores = []
+    for attack in attacks:
+        candidate = attack(tta, images, labels, MALICIOUS)
+        snapshot = tta.snapshot()
+        logits = tta(candidate)
+        tta.restore(snapshot)
+        scores.append(tuple(f(logits, labels, benign).item() for f in (attack.objective.harm, attack.objective.value)))
+        if scores[-1] == max(judged):
+            assert torch.equal(candidate, poisoned)
+    assert scores == judged
+    assert Ensemble(attacks)(tta, images, labels, MALICIOUS).equal(poisoned)
+
+
+def test_an_ensemble_needs_one_objective():
+    with pytest.raises(ValueError, match="at least one attack"):
+        Ensemble([])
+    with pytest.raises(ValueError, match="must have the same objective"):
+        Ensemble([DIA(Targeted(0)), DIA(Targeted(1))])
+
+
+def test_the_worst_case_set(model, stream):
+    attack = worst_case(Indiscriminate(), steps=2)
+    kinds = [(a.gradient, a.start, a.restarts) for a in attack.attacks]
+    assert kinds == [
+        ("exact", "grey", 1),
+        ("straight_through", "grey", 1),
+        ("smooth", "grey", 1),
+        ("straight_through", "random", 2),
+    ]
+    assert all(a.steps == 2 and a.objective == Indiscriminate() for a in attack.attacks)
+    summary = Summary.of(instant(make(model, "tent"), stream[:2], attack, MALICIOUS))
+    single = [
+        Summary.of(instant(make(model, "tent"), stream[:2], dataclasses.replace(a), MALICIOUS)) for a in attack.attacks
+    ]
+    assert summary.error >= max(s.error for s in single) - 1e-6
