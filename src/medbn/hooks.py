@@ -97,7 +97,7 @@ def normalising_with(model: nn.Module, policy: str | Policy) -> Iterator[None]:
 
 
 @contextmanager
-def counting_only(model: nn.Module, valid: Tensor) -> Iterator[None]:
+def counting_only(model: nn.Module, valid: Tensor | None) -> Iterator[None]:
     """Let only the images that ``valid``, a ``(B,)`` mask, marks take part in the statistics: for padded batches."""
     with _set(robust_layers(model), _valid=lambda layer: valid):
         yield

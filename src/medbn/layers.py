@@ -226,8 +226,9 @@ class RobustBatchNorm(_BatchNorm):
             held = [s.to(centre.dtype) for s in self._held()]
             usable = centre.isfinite() & variance.isfinite()
             weight = self._policy.weight
+            kept = self._held()[0].dtype
             self.ema_mean, self.ema_var = (
-                torch.where(usable, weight * new + (1.0 - weight) * old, old)
+                torch.where(usable, weight * new + (1.0 - weight) * old, old).to(kept)
                 for new, old in zip((centre, variance), held, strict=True)
             )
 

@@ -61,7 +61,7 @@ def test_the_objective_rises(gradient, estimator, objective, model, stream):
 
 
 def test_the_optimal_poison_of_one_layer_is_found():
-    """Centre = mean, variance = 1: the target's logit is its value minus the mean, so the poison belongs in a corner."""
+    """Centre = mean, variance = 1: the target's logit is its value minus the mean, so the best poison is a corner."""
     constant = medbn.estimators.Estimator("constant", lambda x, v: (x.mean((0, 2)), torch.ones_like(x[0, :, 0])), False)
 
     class Margin(nn.Module):

@@ -1,6 +1,7 @@
 """What holds for every method, with every estimator."""
 
 import copy
+import dataclasses
 import subprocess
 import sys
 import textwrap
@@ -94,6 +95,101 @@ def test_a_state_goes_through_a_file_into_a_new_process(model, batches, tmp_path
 
 
 @every_method
+def test_a_file_carries_the_source_model_too(method, batches, tmp_path):
+    """Loading into an architecture with other weights, as one does with torch."""
+    tta = make(small_model(), method)
+    for x in batches[:2]:
+        tta(x)
+    torch.save(tta.state_dict(), tmp_path / "state.pt")
+    other = small_model()
+    with torch.no_grad():
+        for value in (*other.parameters(), *other.buffers()):
+            if value.is_floating_point():
+                value.uniform_(0.5, 1.0)
+    loaded = make(other, method)
+    loaded.load_state_dict(torch.load(tmp_path / "state.pt", weights_only=True))
+    assert torch.equal(loaded(batches[2]), tta(batches[2]))
+    assert_same(state(loaded), state(tta))
+    source = [t.surrogate(of="source")(batches[3]) for t in (loaded, tta)]
+    assert torch.equal(*source)
+    loaded.reset()
+    tta.reset()
+    assert_same(state(loaded), state(tta))
+    assert torch.equal(loaded(batches[3]), tta(batches[3]))
+
+
+def test_assigned_parameters_go_on_learning(batches):
+    tta = make(small_model(), "tent")
+    tta(batches[0])
+    loaded = make(small_model(), "tent")
+    loaded.load_state_dict(copy.deepcopy(tta.state_dict()), assign=True)
+    assert torch.equal(loaded(batches[1]), tta(batches[1]))
+    assert torch.equal(loaded.model.bn.weight, tta.model.bn.weight)
+    assert loaded.model.bn.weight is loaded.learned["bn.weight"]
+
+
+def test_another_method_s_state_is_refused_and_changes_nothing(model, batches):
+    tent, eta, sema = (make(model, m) for m in ("tent", "eta", "sema"))
+    eta(batches[0])
+    before = state(tent)
+    for other in (eta, sema):
+        with pytest.raises(ValueError, match=r"this state is of (ETA|SEMA) with .*the adapter is Tent with 14"):
+            tent.restore(other.snapshot())
+        with pytest.raises(ValueError, match=r"this state is of"):
+            tent.load_state_dict(other.state_dict())
+    assert_same(state(tent), before)
+
+
+def test_an_adapter_inside_another_module_saves_and_loads(model, batches):
+    outer, twin = (nn.ModuleDict({"tta": make(model, "sotta")}) for _ in range(2))
+    for x in batches[:2]:
+        outer["tta"](x)
+    twin.load_state_dict(outer.state_dict())
+    assert torch.equal(twin["tta"](batches[2]), outer["tta"](batches[2]))
+
+
+@every_learning
+@pytest.mark.parametrize("predict", ["before", "after"])
+def test_an_error_in_mid_call_changes_nothing(method, predict, model, batches):
+    tta = make(model, method, predict=predict)
+    tta(batches[0])
+    before = state(tta)
+
+    def fail_later(module, args):
+        remaining.pop()
+        if not remaining:
+            raise KeyboardInterrupt
+
+    passes = {"tent": 1, "eta": 1, "eata": 1, "sar": 2, "sotta": 4}[method] + (predict == "after")
+    for fail_at in range(1, passes + 1):
+        remaining = [None] * fail_at
+        handle = tta.model.register_forward_pre_hook(fail_later)
+        with pytest.raises(KeyboardInterrupt):
+            tta(batches[1])
+        handle.remove()
+        assert_same(state(tta), before)
+        assert all((p._valid, p._backward, p._observers) == (None, None, ()) for p in tta.layers.values())
+        assert {p.policy for p in tta.layers.values()} == {tta.policy}
+
+
+@every_learning
+def test_activation_checkpointing_changes_nothing(method, model, batches):
+    class Checkpointed(nn.Module):
+        def __init__(self, model):
+            super().__init__()
+            self.model = model
+
+        def forward(self, x):
+            return torch.utils.checkpoint.checkpoint(self.model, x, use_reentrant=False)
+
+    options = {"statistics": "memory"} if method == "sotta" else {}
+    plain, saving = make(model, method, **options), make(Checkpointed(model), method, **options)
+    valid = torch.arange(12) < 9
+    for x in batches[:3]:
+        torch.testing.assert_close(saving(x, valid=valid)[:9], plain(x, valid=valid)[:9], rtol=1e-4, atol=1e-4)
+
+
+@every_method
 def test_methods_touch_only_what_they_own(method, model, batches):
     original = copy.deepcopy(model)
     tta = make(model, method)
@@ -108,6 +204,17 @@ def test_methods_touch_only_what_they_own(method, model, batches):
     assert [type(m) for m in model.modules()] == [type(m) for m in original.modules()]
     if method in LEARNING:
         assert any(not torch.equal(p, before[name]) for name, p in tta.learned.items())
+
+
+def test_a_failing_in_place_changes_nothing(model):
+    model.train()
+    with pytest.raises(ValueError, match="frozen='typo' names none"):
+        medbn.adapt(model, "sar", frozen="typo", inplace=True)
+    assert model.training
+    assert all(p.requires_grad for p in model.parameters())
+    assert not any(isinstance(m, medbn.RobustBatchNorm) for m in model.modules())
+    source = iter([torch.randn(8, 3, 8, 8)])  # consumed once all the same
+    assert medbn.adapt(model, "eata", source=source, inplace=True).model is model
 
 
 def test_in_place_only_when_asked(model, batches):
@@ -131,10 +238,19 @@ def test_copies_adapt_on_their_own(method, model, batches):
 def test_moving_to_another_dtype_takes_everything_along(method, model, batches):
     tta = make(model, method)
     tta(batches[0])
+    single = tta.snapshot()
+    expected = tta(batches[1])
+    tta.restore(single)
     tta.double()
     y = tta(batches[1].double())
     assert y.dtype == torch.float64
+    torch.testing.assert_close(y.float(), expected, rtol=1e-3, atol=1e-3)
+    tta.restore(single)  # taken before the move
+    torch.testing.assert_close(tta(batches[1].double()), y, rtol=1e-3, atol=1e-3)
     tta.reset()
+    assert {
+        v.dtype for v in state(tta).values() if isinstance(v, torch.Tensor) and v.is_floating_point() and v.dim()
+    } <= {torch.float64}
     tta(batches[1].double())
 
 
@@ -256,6 +372,29 @@ def test_a_hostile_image_leaves_the_state_of_the_batch_without_it(method, estima
     assert all(p.isfinite().all() for p in hostile.parameters())
 
 
+@pytest.mark.parametrize("estimator", ["mad", "mad_scaled", "image_median"])
+@pytest.mark.parametrize("method", ["tent", "eta", "eata", "sar", "sotta"])
+def test_a_finite_image_of_monstrous_logits_is_no_way_in(method, estimator, batches):
+    """Its logits are finite, and so far apart that entropy and its gradient are not."""
+    tta = make(small_model(scale=12.0), method, estimator)
+    for x in batches[:3]:
+        x = x.clone()
+        x[3] *= 1e37
+        tta(x)
+    assert all(p.isfinite().all() for p in tta.parameters())
+    assert tta(batches[3]).isfinite().all()
+
+
+@every_learning
+def test_float16_models_are_refused_and_bfloat16_works(method, model, batches):
+    with pytest.raises(ValueError, match=r"float16 cannot represent.*torch.autocast"):
+        make(model.half(), method, **({"source": [batches[4].half()]} if method == "eata" else {}))
+    tta = make(model.bfloat16(), method, **({"source": [batches[4].bfloat16()]} if method == "eata" else {}))
+    for x in batches[:3]:
+        assert tta(x.bfloat16()).isfinite().all()
+    assert all(p.isfinite().all() for p in tta.parameters())
+
+
 @every_adapting
 def test_nothing_but_hostile_images_is_an_error_and_changes_nothing(method, model, batches):
     tta = make(model, method)
@@ -305,6 +444,12 @@ class Wrapped(nn.Module):
         return self.output(self.model(data["image"] * scale))
 
 
+@dataclasses.dataclass
+class Output:
+    logits: torch.Tensor
+    loss: torch.Tensor | None
+
+
 OUTPUTS = {
     "out": (lambda y: {"out": y, "aux": y + 1}, None, lambda o: o["out"]),
     "logits": (lambda y: {"features": y.mean(), "logits": y}, None, lambda o: o["logits"]),
@@ -312,6 +457,8 @@ OUTPUTS = {
     "named": (lambda y: {"a": y, "b": -y}, "b", lambda o: -o["b"]),
     "index": (lambda y: (y.sum(), y), 1, lambda o: o[1]),
     "function": (lambda y: {"deep": [y]}, lambda o: o["deep"][0], lambda o: o["deep"][0]),
+    "dataclass": (lambda y: Output(y, None), None, lambda o: o.logits),
+    "infinite mask": (lambda y: {"logits": y, "mask": y - torch.inf}, None, lambda o: o["logits"]),
 }
 
 
@@ -327,6 +474,7 @@ def test_any_arguments_and_any_output(method, kind, model, batches):
     for x in batches[:3]:
         got, expected = tta({"image": x / 2}, scale=2.0), plain(x)
         torch.testing.assert_close(back(got), expected)
+        assert not back(got).requires_grad
 
 
 def test_an_output_without_known_logits_says_what_to_do(model, batches):
@@ -342,6 +490,20 @@ def test_methods_that_learn_nothing_need_no_logits(model, batches):
     features = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4))
     for method in ("source", "tebn", "sema"):
         assert make(features, method)(batches[0]).shape == (12, 4, 6, 6)
+
+
+def test_a_layer_that_is_used_twice_is_averaged_once():
+    norm = nn.BatchNorm1d(3)
+    tta = medbn.adapt(nn.Sequential(norm, norm), "sema", "mean", momentum=0.5)
+    x = torch.randn(8, 3) + 1
+    tta(x)
+    torch.testing.assert_close(tta.layers["0"].ema_mean, 0.5 * x.mean(0))
+
+
+def test_source_wraps_layers_without_statistics():
+    layer = medbn.convert(nn.Sequential(nn.BatchNorm1d(3, track_running_stats=False)))
+    x = torch.randn(8, 3)
+    torch.testing.assert_close(medbn.adapt(layer, "source")(x), medbn.functional.robust_norm(x))
 
 
 def test_source_wraps_a_model_without_batch_norm(batches):
@@ -382,12 +544,17 @@ def test_an_estimator_of_none_keeps_what_the_model_has(estimator, model):
     plain = medbn.adapt(model, "tebn")
     assert {layer.estimator.name for layer in plain.layers.values()} == {"median"}
     medbn.convert(model, estimator, include="layer2.*", nonfinite="propagate")
-    mixed = medbn.adapt(model, "tebn")
-    assert {layer.estimator.name for name, layer in mixed.layers.items() if name.startswith("layer2")} == {estimator}
-    assert {layer.estimator.name for name, layer in mixed.layers.items() if name.startswith("layer1")} == {"median"}
-    assert mixed.layers["layer2.0.bn1"].nonfinite == "propagate"
+    kept = medbn.adapt(model, "tebn")
+    assert {name: layer.estimator.name for name, layer in kept.layers.items()} == {
+        "layer2.0.bn1": estimator,
+        "layer2.0.bn2": estimator,
+    }
+    assert kept.layers["layer2.0.bn1"].nonfinite == "propagate"
     given = medbn.adapt(model, "tebn", "mad")
     assert {layer.estimator.name for layer in given.layers.values()} == {"mad"}
+    assert len(given.layers) == 7
+    some = medbn.adapt(model, "tebn", "mad", exclude="layer3.*")
+    assert not any(name.startswith("layer3") for name in some.layers)
 
 
 @every_method
@@ -450,7 +617,7 @@ def test_wrong_names_list_the_right_ones(model):
     with pytest.raises(TypeError, match=r"expected a torch.nn.Module, got dict"):
         medbn.adapt({}, "tent")
     with pytest.raises(TypeError, match=r"adapted by TeBN already.*tta.model"):
-        medbn.adapt(medbn.adapt(model, "tebn"), "tent")
+        medbn.adapt(nn.Sequential(medbn.adapt(model, "tebn")), "tent")
     assert not any(isinstance(m, medbn.RobustBatchNorm) for m in model.modules())
 
 
@@ -459,6 +626,8 @@ def test_a_call_without_a_batch(model):
         make(model, "tent")()
     with pytest.raises(ValueError, match=r"valid must be a boolean mask with one entry per image, \(4,\)"):
         make(model, "tent")(torch.randn(4, 3, 8, 8), valid=torch.ones(3, dtype=torch.bool))
+    with pytest.raises(ValueError, match="valid marks no image"):
+        make(model, "tent")(torch.randn(4, 3, 8, 8), valid=torch.zeros(4, dtype=torch.bool))
 
 
 def test_a_model_with_nothing_to_learn():

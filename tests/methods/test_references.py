@@ -11,7 +11,7 @@ from torch import nn
 import medbn
 from medbn.functional import statistics
 
-from .table import make
+from .table import assert_same, make, state
 
 CLASSES = 5
 
@@ -76,7 +76,7 @@ def test_tent_is_the_loop_one_would_write(model, batches):
 @pytest.mark.parametrize("fisher_weight", [None, 3.0])
 def test_eta_and_eata_sample_by_sample(fisher_weight):
     margin, redundancy, lr = 0.7, 0.8, 0.5
-    source = stream(3)[2:]
+    source = stream(3)[1:]
     options = {"margin": margin, "redundancy": redundancy, "optimizer": "sgd", "lr": lr}
     if fisher_weight is None:
         tta = medbn.adapt(Lonely(), "eta", "mean", **options)
@@ -86,9 +86,11 @@ def test_eta_and_eata_sample_by_sample(fisher_weight):
     gamma, beta = (p.detach().clone().requires_grad_() for p in (Lonely().bn.weight, Lonely().bn.bias))
     start = [gamma.detach().clone(), beta.detach().clone()]
     if fisher_weight is not None:
-        logits = gamma * normal(source[0]) + beta
-        loss = sum(-logits.log_softmax(1)[i, logits[i].argmax()] for i in range(len(logits))) / len(logits)
-        fisher = [g.square() for g in torch.autograd.grad(loss, (gamma, beta))]
+        fisher = [torch.zeros(CLASSES), torch.zeros(CLASSES)]
+        for x in source:
+            logits = gamma * normal(x) + beta
+            loss = sum(-logits.log_softmax(1)[i, logits[i].argmax()] for i in range(len(logits))) / len(logits)
+            fisher = [f + g.square() / 2 for f, g in zip(fisher, torch.autograd.grad(loss, (gamma, beta)), strict=True)]
     average, selected_counts = None, []
     for x in stream():
         logits = gamma * normal(x) + beta
@@ -142,8 +144,8 @@ def test_a_filter_that_selects_nothing_takes_no_step(method, option):
 
 
 def test_sar_by_its_definition():
-    margin, rho, lr = 0.8 * math.log(CLASSES), 0.3, 0.4
-    options = {"margin": 0.8, "rho": rho, "recovery": 0.0, "optimizer": "sgd", "lr": lr, "frozen": []}
+    margin, rho, lr = 0.6 * math.log(CLASSES), 1.0, 0.4
+    options = {"margin": 0.6, "rho": rho, "recovery": 0.0, "optimizer": "sgd", "lr": lr, "frozen": []}
     tta = medbn.adapt(Lonely(), "sar", "mean", **options)
     gamma, beta = (p.detach().clone().requires_grad_() for p in (Lonely().bn.weight, Lonely().bn.bias))
     average, nested = None, 0
@@ -165,6 +167,7 @@ def test_sar_by_its_definition():
         torch.testing.assert_close(tta.learned["bn.weight"].detach(), gamma.detach(), rtol=1e-4, atol=1e-4)
         torch.testing.assert_close(tta.learned["bn.bias"].detach(), beta.detach(), rtol=1e-4, atol=1e-4)
         assert tta.memory["loss"] == pytest.approx(average, rel=1e-4)
+    assert nested > 0
 
 
 def test_sam_agrees_with_pytorch_optimizer(model, batches):
@@ -272,6 +275,11 @@ def test_sotta_s_memory_step_by_step():
         (shown(1), {0: 1, 1: 2, 2: 1}),
         (shown(1, 1), {0: 1, 1: 2, 2: 1}),
         (shown(2, 2), {0: 1, 1: 1, 2: 2}),  # 1 gives way to the first 2, and then 2 to itself
+        (shown(1), {0: 1, 1: 2, 2: 1}),
+        (shown(0), {0: 2, 1: 1, 2: 1}),
+        (shown(1), {0: 1, 1: 2, 2: 1}),
+        (shown(0), {0: 2, 1: 1, 2: 1}),
+        (shown(2), {0: 1, 1: 1, 2: 2}),
     ]
     for images, expected in table:
         tta(images)
@@ -280,6 +288,14 @@ def test_sotta_s_memory_step_by_step():
         stored = tta.memory["images"]["0"]
         assert stored.argmax(1).tolist() == classes  # every image is where its class says
         assert len(stored) == len(classes)
+
+
+def test_of_several_largest_classes_the_incoming_one_gives_way():
+    tta = medbn.adapt(Shown(), "sotta", capacity=4, confidence=0.9, frozen=[])
+    tta(shown(0, 0, 1, 1))
+    for incoming in (1, 0, 1, 1, 0):
+        tta(shown(incoming))
+        assert sorted(tta.memory["classes"]) == [0, 0, 1, 1]
 
 
 def test_sotta_forgets_at_random_but_repeatably():
@@ -345,8 +361,13 @@ def test_sotta_remembers_one_size_of_image():
         nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.AdaptiveAvgPool2d(1), nn.Flatten()), "sotta", frozen=[]
     )
     tta(torch.randn(4, 3, 8, 8))
-    with pytest.raises(ValueError, match=r"remembers images of shape \(3, 8, 8\), and this batch has \(3, 9, 9\)"):
+    before = state(tta)
+    with pytest.raises(
+        ValueError, match=r"remembers images of shape \[\(3, 8, 8\)\], and this batch has \[\(3, 9, 9\)\]"
+    ):
         tta(torch.randn(4, 3, 9, 9))
+    assert_same(state(tta), before)
+    tta(torch.randn(4, 3, 8, 8))
     with pytest.raises(ValueError, match="capacity is the number of images in memory, at least 1; got 0"):
         medbn.adapt(Shown(), "sotta", capacity=0)
 

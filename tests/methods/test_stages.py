@@ -25,6 +25,19 @@ class WideResNetLike(nn.Module):
         return self.fc(self.bn1(self.block3(self.block2(self.block1(self.conv1(x))))).mean((2, 3)))
 
 
+class EfficientNetLike(nn.Module):
+    """One part holds all the stages, between two single layers."""
+
+    def __init__(self):
+        super().__init__()
+        self.stem, self.bn1 = nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4)
+        self.blocks = nn.Sequential(block(4, 4), block(4, 4), block(4, 4))
+        self.bn2 = nn.BatchNorm2d(4)
+
+    def forward(self, x):
+        return self.bn2(self.blocks(self.bn1(self.stem(x)))).mean((2, 3))
+
+
 class Nested(nn.Module):
     def __init__(self):
         super().__init__()
@@ -44,10 +57,11 @@ def learned_layers(tta):
     [
         (small_model(), "layer3."),
         (WideResNetLike(), ("block3.", "bn1")),
+        (EfficientNetLike(), ("blocks.2.", "bn2")),
         (Nested(), "module.0.layer3."),
         (nn.DataParallel(small_model()), "module.layer3."),
     ],
-    ids=["resnet", "wide", "nested", "parallel"],
+    ids=["resnet", "wide", "efficient", "nested", "parallel"],
 )
 def test_the_last_stage_is_found_from_the_structure(method, model, frozen):
     with warnings.catch_warnings():
@@ -61,10 +75,10 @@ def test_the_last_stage_is_found_from_the_structure(method, model, frozen):
 
 def test_without_stages_a_warning_says_what_was_done():
     flat = nn.Sequential(*[m for _ in range(8) for m in (nn.Conv2d(3, 3, 1), nn.BatchNorm2d(3))])
-    with pytest.warns(UserWarning, match=r"Sequential shows no stages: its last 2 of 8 .*'13', '15'.*frozen="):
+    with pytest.warns(UserWarning, match=r"Sequential shows no stages: the last 2 of its 8 .*'13', '15'.*frozen="):
         tta = medbn.adapt(flat, "sar")
     assert set(tta.layers) - learned_layers(tta) == {"13", "15"}
-    with pytest.warns(UserWarning, match=r"its last 0 of 1"):
+    with pytest.warns(UserWarning, match=r"shows no stages: everything is learned"):
         tta = medbn.adapt(nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3)), "sar")
     assert learned_layers(tta) == {"1"}
 
@@ -80,6 +94,8 @@ def test_the_last_stage_can_be_given():
         medbn.adapt(model, "sar", frozen="layer4.*")
     with pytest.raises(ValueError, match=r"frozen='\*' names all 7 robust layers; nothing would be left"):
         medbn.adapt(model, "sar", frozen="*")
+    with pytest.raises(ValueError, match=r"frozen='typo' names none"):
+        medbn.adapt(model, "sar", frozen=["layer3.*", "typo"])
 
 
 def test_what_is_left_alone_keeps_its_bits():

@@ -9,13 +9,14 @@ import copy
 import importlib
 import inspect
 import pkgutil
+from collections.abc import Iterator
 from typing import Any
 
 from torch import nn
 
 from .. import estimators
 from .._names import unknown
-from ..convert import convert
+from ..convert import Names, convert
 from ..estimators import Estimator
 from ..layers import RobustBatchNorm
 from .base import Adapter, Learner
@@ -79,6 +80,8 @@ def adapt(
     *,
     preset: str = "cifar10",
     inplace: bool = False,
+    include: Names = None,
+    exclude: Names = None,
     **given: Any,
 ) -> Adapter:
     """Wrap a model in a test-time adaptation method; calling the result predicts *and* adapts.
@@ -86,10 +89,13 @@ def adapt(
     Args:
         model: any model with BatchNorm; its layers are made robust as needed. Source wraps any model at all.
         method: a name from ``medbn.methods.available()``.
-        estimator: how the robust layers take their statistics; see ``medbn.estimators``. None keeps what robust layers
-            the model has, and is ``"median"`` for plain BatchNorm.
+        estimator: how the robust layers take their statistics; see ``medbn.estimators``. None keeps a model that has
+            robust layers as it is, and is ``"median"`` for one that has none.
         preset: ``"cifar10"``, ``"cifar100"`` or ``"imagenet"``: the published options of the method for that benchmark.
-        inplace: adapt this very model; otherwise a copy, and the caller's stays as it is.
+        inplace: adapt this very model, whose layers are converted, whose parameters no longer require gradients but for
+            the learned ones, and which is in eval(); otherwise a copy, and the caller's stays as it is.
+        include: make only these BatchNorm layers robust; see ``medbn.convert``.
+        exclude: never make these robust.
         given: the method's options, which ``medbn.methods.options(method)`` lists and its class explains.
 
     >>> import torch, medbn
@@ -101,8 +107,11 @@ def adapt(
     if not isinstance(model, nn.Module):
         raise TypeError(f"expected a torch.nn.Module, got {type(model).__name__}.")
     refuse_inference_mode()
-    if isinstance(model, Adapter):
-        raise TypeError(f"the model is adapted by {type(model).__name__} already; pass the model inside: tta.model.")
+    for module in model.modules():
+        if isinstance(module, Adapter):
+            raise TypeError(
+                f"the model is adapted by {type(module).__name__} already; pass the model inside: tta.model."
+            )
     kind = get(method)
     known = options(method, preset)
     for name in given:
@@ -110,20 +119,21 @@ def adapt(
             raise unknown(f"option of {kind.__name__}", name, known)
     if estimator is not None:
         estimator = estimators.get(estimator)
-    if not inplace:
+    given = {name: list(value) if isinstance(value, Iterator) else value for name, value in given.items()}
+    if inplace:  # what can go wrong shows on a copy
+        adapt(model, method, estimator, preset=preset, include=include, exclude=exclude, **given)
+    else:
         model = copy.deepcopy(model)
     if kind is not _methods["source"]:
-        _make_robust(model, estimator)
+        _make_robust(model, estimator, include, exclude)
     return kind(model, **{**kind.presets.get(preset, {}), **given}).begin()
 
 
-def _make_robust(model: nn.Module, estimator: Estimator | None) -> None:
-    """Convert what is plain; give robust layers the estimator, if there is one to give."""
+def _make_robust(model: nn.Module, estimator: Estimator | None, include: Names, exclude: Names) -> None:
+    """Convert what is plain, or give robust layers the estimator, if there is one to give."""
     robust = [layer for layer in model.modules() if isinstance(layer, RobustBatchNorm)]
-    if estimator is not None:
-        nonfinite = {layer.nonfinite for layer in robust}
-        convert(model, estimator, nonfinite=nonfinite.pop() if len(nonfinite) == 1 else None)
+    if estimator is None and robust and include is None and exclude is None:
         return
-    plain = [m for m in model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm) and m not in robust]
-    if plain or not robust:
-        convert(model, "median", include=lambda name, layer: layer not in robust)
+    nonfinite = {layer.nonfinite for layer in robust}
+    options = {"nonfinite": nonfinite.pop() if len(nonfinite) == 1 else None, "include": include, "exclude": exclude}
+    convert(model, "median" if estimator is None else estimator, **options)  # type: ignore[arg-type]

@@ -24,11 +24,12 @@ from .. import hooks, policies
 from .._names import unknown
 from ..layers import RobustBatchNorm
 from ..policies import Policy
-from .calls import Inputs, Logits, Predictions, logits_of
+from .calls import Inputs, Logits, Predictions, detached, logits_of
 from .stages import last_stage
 from .steps import stepped
 from .surrogate import surrogate
 
+NOTHING_FINITE = "no image of this batch has a finite output; nothing was adapted and no state has changed."
 OPTIMIZERS = {"adam": torch.optim.Adam, "sgd": torch.optim.SGD}
 
 
@@ -42,6 +43,8 @@ class Adapter(nn.Module):
         predict: ``"before"`` returns the predictions made on the way to the update (one forward pass; what TENT, EATA
             and SAR return), ``"after"`` those of the updated model (the MedBN paper's metric; one more forward pass).
         seed: of the method's own random choices.
+
+    An adapter changes as it serves, so it serves one thread at a time.
     """
 
     presets: ClassVar[dict[str, dict[str, Any]]] = {}
@@ -96,15 +99,24 @@ class Adapter(nn.Module):
         losses and memory.
         """
         inputs = Inputs.of(args, kwargs, valid)
-        with torch.set_grad_enabled(bool(self.learned)):
+        if self.model.training:
+            self.model.eval()
+        # The contexts stay open during the backward pass, where activation checkpointing runs layers again.
+        with torch.set_grad_enabled(bool(self.learned)), self.normalising(), self.counting(inputs):
             with self.averaging() as commit:
                 output = self.run(inputs)
             self.check(inputs, output)
-            if self.update(inputs, output) and self.predict == "after":
-                with torch.no_grad():
-                    output = self.run(inputs)
+            before = self.snapshot() if self.learned else None
+            try:
+                if self.update(inputs, output) and self.predict == "after":
+                    with torch.no_grad():
+                        output = self.run(inputs)
+            except BaseException:
+                if before is not None:
+                    self.restore(before)
+                raise
         commit()
-        return tree_map(_detached, output)
+        return tree_map(detached, output)
 
     def check(self, inputs: Inputs, output: Any) -> None:
         """Refuse a batch that leaves nothing to adapt on, before anything has changed."""
@@ -128,27 +140,27 @@ class Adapter(nn.Module):
 
     def counting(self, inputs: Inputs) -> AbstractContextManager[None]:
         """Leave padding out of the statistics."""
-        if inputs.valid is None or not self.layers:
-            return nullcontext()
-        return hooks.counting_only(self.model, inputs.valid)
+        return hooks.counting_only(self.model, inputs.valid) if self.layers else nullcontext()
 
     @contextmanager
     def averaging(self) -> Iterator[Callable[[], None]]:
         """Watch the statistics of a pass; the function it gives lets them into the moving averages, afterwards."""
-        found: list[tuple[RobustBatchNorm, Tensor, Tensor]] = []
+        found: dict[RobustBatchNorm, tuple[Tensor, Tensor]] = {}
 
         def commit() -> None:
-            for layer, centre, variance in found:
+            for layer, (centre, variance) in found.items():
                 layer.commit(centre, variance)
 
-        if all(layer.policy.reference != "ema" for layer in self.layers.values()):
+        averaged = {name for name in self.layers if self.policy_of(name).reference == "ema"}
+        if not averaged:
             yield commit
             return
         with hooks.capture(self.model, inputs=False) as seen:
             yield commit
             for o in seen:
-                if o.layer.policy.reference == "ema" and o.batch_centre is not None and o.batch_variance is not None:
-                    found.append((o.layer, o.batch_centre.detach(), o.batch_variance.detach()))
+                first = o.name in averaged and o.layer not in found  # a layer that is used twice is committed once
+                if first and o.batch_centre is not None and o.batch_variance is not None:
+                    found[o.layer] = o.batch_centre.detach(), o.batch_variance.detach()
 
     def train(self, mode: bool = True) -> Adapter:
         """Adapters run their model in eval() always, so that dropout is off."""
@@ -160,10 +172,18 @@ class Adapter(nn.Module):
 
     def snapshot(self) -> dict[str, Any]:
         """Everything that adapts, as it is now, in one value for ``restore``."""
-        return {"learned": {name: p.detach().clone() for name, p in self.learned.items()}, **self.get_extra_state()}
+        learned = {name: p.detach().clone() for name, p in self.learned.items()}
+        averages = {
+            n: (layer.ema_mean, layer.ema_var) for n, layer in self.layers.items() if layer.ema_mean is not None
+        }
+        optimizer = None if self.optimizer is None else self.optimizer.state_dict()
+        rest = {"averages": averages, "optimizer": optimizer, "memory": self.memory}
+        copied: dict[str, Any] = tree_map(lambda v: v.detach().clone() if isinstance(v, Tensor) else v, rest)
+        return {"method": self._name(), "learned": learned, **copied, "random": self.generator.get_state()}
 
     def restore(self, snapshot: dict[str, Any]) -> None:
         """Return to a snapshot; what follows is then the same, to the bit."""
+        self._check_state(snapshot)
         with torch.no_grad():
             for name, parameter in self.learned.items():
                 parameter.copy_(snapshot["learned"][name])
@@ -174,38 +194,61 @@ class Adapter(nn.Module):
         self.restore(self.source_state)
 
     def get_extra_state(self) -> dict[str, Any]:
-        """What adapts beside the parameters; part of ``state_dict``, and loads with ``weights_only=True``."""
-        averages = {
-            n: (layer.ema_mean, layer.ema_var) for n, layer in self.layers.items() if layer.ema_mean is not None
-        }
-        optimizer = None if self.optimizer is None else self.optimizer.state_dict()
-        rest = {"averages": averages, "optimizer": optimizer, "memory": self.memory}
-        copied: dict[str, Any] = tree_map(lambda v: v.detach().clone() if isinstance(v, Tensor) else v, rest)
-        return {**copied, "random": self.generator.get_state()}
+        """What adapts beside the model's own state, and the source model; loads with ``weights_only=True``."""
+        return {"now": self.snapshot(), "source": self.source_state}
 
     def set_extra_state(self, state: dict[str, Any]) -> None:
         """Keep what ``load_state_dict`` found until the layers have loaded, which restarts their averages."""
+        self._check_state(state["now"])
         self._loaded = state
 
+    def _use_loaded(self) -> None:
+        if self._loaded is None:
+            return
+        state, self._loaded = self._loaded, None
+        parameters = dict(self.model.named_parameters(remove_duplicate=False))
+        if any(parameters[name] is not p for name, p in self.learned.items()):  # load_state_dict(assign=True)
+            self.learned = {name: cast(Parameter, parameters[name].requires_grad_(True)) for name in self.learned}
+            if self.optimizer is not None:
+                self.optimizer.param_groups[0]["params"] = list(self.learned.values())
+        self.source_state = tree_map(self._moved, state["source"])
+        self.restore(state["now"])
+
+    def _check_state(self, state: dict[str, Any]) -> None:
+        """Refuse what another adapter has saved, before anything has changed."""
+        if state["method"] != self._name() or state["learned"].keys() != self.learned.keys():
+            raise ValueError(
+                f"this state is of {state['method']} with {len(state['learned'])} learned parameters, and the adapter"
+                f" is {self._name()} with {len(self.learned)}; make it with the method, model and options of that one."
+            )
+
+    def _name(self) -> str:
+        return type(self).__name__
+
     def _set_rest(self, state: dict[str, Any]) -> None:
-        state = tree_map(lambda v: v.clone() if isinstance(v, Tensor) else v, state)
         for name, (mean, var) in state["averages"].items():
-            self.layers[name].ema_mean, self.layers[name].ema_var = mean, var
+            layer = self.layers[name]
+            layer.ema_mean, layer.ema_var = (s.clone().to(layer.running_mean) for s in (mean, var))
         if self.optimizer is not None:
             self.optimizer.load_state_dict(copy.deepcopy(state["optimizer"]))
-        self.memory = state["memory"]
+        self.memory = tree_map(lambda v: self._moved(v.clone()) if isinstance(v, Tensor) else v, state["memory"])
         self.generator.set_state(state["random"].cpu())
+
+    def _moved(self, value: Any) -> Any:
+        """A saved tensor where the model is now, in its precision."""
+        like = next(iter((*self.model.parameters(), *self.model.buffers())), None)
+        if not isinstance(value, Tensor) or like is None:
+            return value
+        return value.to(like.device, like.dtype if value.is_floating_point() and value.dim() else value.dtype)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Adapter:
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
-
-        def move(value: Any) -> Any:
-            return fn(value) if isinstance(value, Tensor) and value.is_floating_point() else value
-
-        self.memory, self.source_state = tree_map(move, self.memory), tree_map(move, self.source_state)
+        moved = (tree_map(lambda v: fn(v) if isinstance(v, Tensor) else v, s) for s in (self.memory, self.source_state))
+        self.memory, self.source_state = moved
         if self.optimizer is not None:
             for parameter, state in self.optimizer.state.items():
-                self.optimizer.state[parameter] = {k: v if k == "step" else move(v) for k, v in state.items()}
+                state = {k: fn(v) if isinstance(v, Tensor) and k != "step" else v for k, v in state.items()}
+                self.optimizer.state[parameter] = state
         return self
 
     # --- the attacker's view ------------------------------------------------------------------------------------------
@@ -234,15 +277,9 @@ class Adapter(nn.Module):
         raise ValueError(f"{type(self).__name__} cannot be unrolled: it does not learn from the batch at hand.")
 
 
-def _detached(value: Any) -> Any:
-    return value.detach() if isinstance(value, Tensor) else value
-
-
 def _use_loaded(adapter: Any, keys: Any) -> None:
-    """Set what ``load_state_dict`` found beside the parameters, now that the layers have theirs."""
-    if adapter._loaded is not None:
-        state, adapter._loaded = adapter._loaded, None
-        adapter._set_rest(state)
+    """Set what ``load_state_dict`` found beside the model's own state, now that the layers have theirs."""
+    adapter._use_loaded()
 
 
 class Learner(Adapter):
@@ -280,10 +317,9 @@ class Learner(Adapter):
             raise unknown("optimizer", optimizer, OPTIMIZERS)
         self.steps = steps
         self.frozen = frozen
-        if callable(optimizer):
-            self._make_optimizer: Callable[..., torch.optim.Optimizer] = partial(optimizer, lr=lr)
-        else:
-            self._make_optimizer = partial(OPTIMIZERS[optimizer], lr=lr, weight_decay=weight_decay)
+        make = optimizer if callable(optimizer) else OPTIMIZERS[optimizer]
+        decay = {"weight_decay": weight_decay} if weight_decay or not callable(optimizer) else {}
+        self._make_optimizer: Callable[..., torch.optim.Optimizer] = partial(make, lr=lr, **decay)
 
     def prepare(self) -> None:
         """Choose what is learned, and give it to the optimiser."""
@@ -292,8 +328,14 @@ class Learner(Adapter):
         for name, layer in self.layers.items():
             for kind in ("weight", "bias"):
                 parameter = getattr(layer, kind)
-                if parameter is not None and name not in left_alone:
-                    self.learned[f"{name}.{kind}" if name else kind] = parameter.requires_grad_(True)
+                if parameter is None or name in left_alone or any(parameter is p for p in self.learned.values()):
+                    continue
+                if parameter.dtype == torch.float16:
+                    raise ValueError(
+                        f"{self._name()} takes steps that float16 cannot represent; keep the model in float32 and call"
+                        " the adapter under torch.autocast, or use bfloat16."
+                    )
+                self.learned[f"{name}.{kind}" if name else kind] = parameter.requires_grad_(True)
         if not self.learned:
             raise ValueError(
                 f"{type(self.model).__name__} has no affine parameters for {type(self).__name__} to learn."
@@ -303,6 +345,8 @@ class Learner(Adapter):
     def update(self, inputs: Inputs, output: Any) -> bool:
         """Take ``steps`` steps; those after the first look at the batch again."""
         predictions = self.predictions(inputs, output)
+        if not bool(predictions.images.any()):
+            raise ValueError(NOTHING_FINITE)
         updated = self.step(inputs, predictions)
         for _ in range(self.steps - 1):
             updated = self.step(inputs, self.look(inputs)) or updated
@@ -317,7 +361,8 @@ class Learner(Adapter):
         loss = self.loss(predictions, self.memory, dict(self.learned))
         if loss is None:
             return False
-        self.descend(self.gradients(loss))
+        if not self.descend(self.gradients(loss)):
+            return False
         self.remember(predictions)
         return True
 
@@ -339,13 +384,16 @@ class Learner(Adapter):
         found = torch.autograd.grad(loss, parameters, allow_unused=True)
         return [torch.zeros_like(p) if g is None else g for p, g in zip(parameters, found, strict=True)]
 
-    def descend(self, gradients: list[Tensor]) -> None:
-        """One step of the optimiser."""
+    def descend(self, gradients: list[Tensor]) -> bool:
+        """One step of the optimiser; none, and False, if a gradient is not finite."""
         assert self.optimizer is not None
+        if not bool(torch.stack([g.isfinite().all() for g in gradients]).all()):
+            return False
         for parameter, gradient in zip(self.learned.values(), gradients, strict=True):
             parameter.grad = gradient
         self.optimizer.step()
         self.optimizer.zero_grad()
+        return True
 
     @contextmanager
     def ascended(self, gradients: list[Tensor], rho: float) -> Iterator[None]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import copy
+import dataclasses
+from collections.abc import Callable, Mapping, MutableMapping
 from typing import Any, NamedTuple
 
 import torch
@@ -37,7 +39,9 @@ class Inputs(NamedTuple):
             raise ValueError(f"cannot adapt on an empty batch: the input has shape {tuple(tensors[0].shape)}.")
         if valid is not None:
             check_mask(valid, size)
-        args, kwargs = tree_map(_ordinary, (args, kwargs))
+            if not bool(valid.any()):
+                raise ValueError("valid marks no image; there is nothing to predict or to adapt on.")
+        args, kwargs, valid = tree_map(_ordinary, (args, kwargs, valid))
         return cls(args, kwargs, size, None if valid is None else valid.to(tensors[0].device))
 
     def images(self) -> dict[str, Tensor]:
@@ -53,10 +57,10 @@ class Inputs(NamedTuple):
         return Inputs(args, kwargs, size, None)
 
     def finite_in(self, output: Any) -> Tensor:
-        """``(size,)`` mask of the real images for which every number that the model returned is finite."""
+        """``(size,)`` mask of the real images for which the model returned something finite."""
         found = [leaf.detach() for leaf in tree_leaves(output) if _has_images(leaf, self.size)]
         masks = [leaf.reshape(self.size, -1).isfinite().all(dim=1) for leaf in found]
-        finite = torch.stack(masks).all(dim=0) if masks else torch.ones(self.size, dtype=torch.bool)
+        finite = torch.stack(masks).any(dim=0) if masks else torch.ones(self.size, dtype=torch.bool)
         return finite if self.valid is None else finite & self.valid.to(finite.device)
 
 
@@ -105,8 +109,9 @@ def _picked(output: Any, pick: Logits) -> Any:
                 f"the model returns a mapping with {sorted(map(str, output))}; say which holds the logits: logits=."
             )
         return output[known[0]]
-    if hasattr(output, "logits"):
-        return output.logits
+    for name in ("out", "logits"):
+        if hasattr(output, name):
+            return getattr(output, name)
     return output[0] if isinstance(output, tuple | list) and output else output
 
 
@@ -116,7 +121,7 @@ class Predictions(NamedTuple):
     logits: Tensor
     """``(rows, classes)`` in float32 or wider; zero where not usable."""
     usable: Tensor
-    """``(rows,)`` mask: of an image that is not padding and whose logits are finite."""
+    """``(rows,)`` mask: of an image that is not padding, whose logits are finite and have a softmax."""
     images: Tensor
     """``(B,)`` mask of those images."""
 
@@ -124,12 +129,13 @@ class Predictions(NamedTuple):
     def of(cls, logits: Tensor, valid: Tensor | None = None) -> Predictions:
         """Lay out logits ``(B, classes, *)``."""
         planes = logits.flatten(2) if logits.dim() > 2 else logits.unsqueeze(2)
-        images = planes.detach().isfinite().flatten(1).all(dim=1)
+        wide = planes.dtype if planes.dtype == torch.float64 else torch.float32
+        # Finite logits too may be so far apart that the entropy is NaN.
+        images = F.log_softmax(planes.detach().to(wide), dim=1).isfinite().flatten(1).all(dim=1)
         if valid is not None:
             images = images & valid.to(images.device)
         # A hostile image's logits become zeros, which pass no gradient on.
         planes = torch.where(images.view(-1, 1, 1), planes, 0.0)
-        wide = planes.dtype if planes.dtype == torch.float64 else torch.float32
         rows = planes.transpose(1, 2).reshape(-1, planes.shape[1]).to(wide)
         return cls(rows, images.repeat_interleave(planes.shape[2], output_size=rows.shape[0]), images)
 
@@ -150,3 +156,19 @@ class Predictions(NamedTuple):
 def mean_over(values: Tensor, rows: Tensor) -> Tensor:
     """The mean of the values that ``rows`` marks; 0 if it marks none."""
     return torch.where(rows, values, 0.0).sum() / rows.sum().clamp(min=1)
+
+
+def detached(value: Any) -> Any:
+    """A model's output without its graph, whatever it is made of."""
+    if isinstance(value, Tensor):
+        return value.detach()
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        fields = {f.name: tree_map(detached, getattr(value, f.name)) for f in dataclasses.fields(value)}
+        value = copy.copy(value)
+        for name, part in fields.items():
+            object.__setattr__(value, name, part)
+    elif isinstance(value, MutableMapping):
+        parts = {key: tree_map(detached, part) for key, part in value.items()}
+        value = copy.copy(value)
+        value.update(parts)
+    return value

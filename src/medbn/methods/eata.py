@@ -118,6 +118,8 @@ class EATA(ETA):
             count = min(inputs.size, samples - seen)
             images = {place: images[:count].to(device) for place, images in inputs.images().items()}
             predictions = self.look(inputs.with_images(images, count))
+            if not bool(predictions.usable.any()):
+                raise ValueError("a batch of source= has no image with a finite output.")
             labels = predictions.logits.detach().argmax(dim=1)
             loss = mean_over(F.cross_entropy(predictions.logits, labels, reduction="none"), predictions.usable)
             squares = [s + g.square() for s, g in zip(squares, self.gradients(loss), strict=True)]

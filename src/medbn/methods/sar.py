@@ -63,7 +63,8 @@ class SAR(Learner):
                 return False
             loss = mean_over(predictions.entropy(), reliable)
             gradients = self.gradients(loss)
-        self.descend(gradients)
+        if not self.descend(gradients):
+            return False
         past, new = self.memory["loss"], loss.item()
         self.memory["loss"] = new if past is None else self.average * past + (1 - self.average) * new
         if self.memory["loss"] < self.recovery:

@@ -80,25 +80,26 @@ class SoTTA(Learner):
         return any(steps)
 
     def _step(self, inputs: Inputs) -> bool:
-        """One sharpness-aware step on the memory's entropy."""
-        with self.averaging() as commit:
-            loss = self._entropy(inputs)
-        if loss is None:
-            return False
-        with self.ascended(self.gradients(loss), self.rho):
-            loss = self._entropy(inputs)
-            gradients = None if loss is None else self.gradients(loss)
-        if gradients is None:
-            return False
-        self.descend(gradients)
+        """One sharpness-aware step on the memory's entropy; by SoTTA's own rule with the memory's own statistics."""
+        own = nullcontext() if self.statistics == "batch" else hooks.normalising_with(self.model, policies.batch())
+        with self.counting(inputs), own:
+            with self.averaging() as commit:
+                loss = self._entropy(inputs)
+            if loss is None:
+                return False
+            with self.ascended(self.gradients(loss), self.rho):
+                loss = self._entropy(inputs)
+                gradients = None if loss is None else self.gradients(loss)
+            if gradients is None or not self.descend(gradients):
+                return False
         if self.statistics == "memory":
-            commit()
+            with hooks.normalising_with(self.model, self.policy):
+                commit()
         return True
 
     def look(self, inputs: Inputs) -> Predictions:
-        """Predict the memory, by SoTTA's own rule with its own statistics."""
-        own = nullcontext() if self.statistics == "batch" else hooks.normalising_with(self.model, policies.batch())
-        with torch.enable_grad(), own:
+        """Predict the memory."""
+        with torch.enable_grad():
             return self.predictions(inputs, self.model(*inputs.args, **inputs.kwargs))
 
     def loss(self, predictions: Predictions, memory: dict[str, Any], learned: dict[str, Tensor]) -> Tensor | None:
@@ -126,24 +127,30 @@ class SoTTA(Learner):
         if not candidates:
             return
         found = probabilities.argmax(dim=2).mode(dim=1).values.tolist()
-        classes: list[int] = self.memory["classes"]
+        old, new = self.memory["images"], inputs.images()
+        self._check_alike(old, new)
+        classes = list(self.memory["classes"])
         kept = list(range(len(classes)))  # where each image comes from: the memory, then the batch behind it
         offset = len(classes)
         for image in candidates:
-            if len(kept) >= self.capacity:
+            while len(kept) >= self.capacity:
                 gone = self._gives_way(classes, found[image])
                 del kept[gone], classes[gone]
             kept.append(offset + image)
             classes.append(found[image])
-        old = self.memory["images"]
-        for name, new in inputs.images().items():
-            if name in old and old[name].shape[1:] != new.shape[1:]:
-                raise ValueError(
-                    f"SoTTA remembers images of shape {tuple(old[name].shape[1:])}, and this batch has"
-                    f" {tuple(new.shape[1:])}; one adapter serves one size, or reset() it first."
-                )
-            both = torch.cat([old[name], new]) if name in old else new
-            old[name] = both[torch.tensor(kept, device=both.device)].detach()
+        both = {place: torch.cat([old[place], images]) if old else images for place, images in new.items()}
+        self.memory["images"] = {
+            place: images[torch.tensor(kept, device=images.device)].detach() for place, images in both.items()
+        }
+        self.memory["classes"] = classes
+
+    def _check_alike(self, old: dict[str, Tensor], new: dict[str, Tensor]) -> None:
+        shapes = [{place: tuple(images.shape[1:]) for place, images in each.items()} for each in (old, new)]
+        if old and shapes[0] != shapes[1]:
+            raise ValueError(
+                f"SoTTA remembers images of shape {list(shapes[0].values())}, and this batch has"
+                f" {list(shapes[1].values())}; one adapter serves one kind of call, or reset() it first."
+            )
 
     def _gives_way(self, classes: list[int], incoming: int) -> int:
         """Which image to forget: a random one of the incoming class if no class is larger, else of a largest one."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from .. import policies
+from ..policies import Policy
 from .base import Adapter
 from .calls import Inputs
 
@@ -13,6 +14,10 @@ class Source(Adapter):
     """Wraps any model, also one without BatchNorm, and never changes."""
 
     policy = policies.source()
+
+    def policy_of(self, layer: str) -> Policy:
+        """A layer without training statistics does what torch's does: it uses the batch's."""
+        return self.policy if self.layers[layer].running_mean is not None else policies.batch()
 
     def check(self, inputs: Inputs, output: Any) -> None:
         """Nothing is adapted, so any output will do."""

@@ -22,36 +22,38 @@ def last_stage(model: nn.Module, layers: dict[str, RobustBatchNorm], given: str 
     names = list(layers)
     if given is not None:
         patterns = [given] if isinstance(given, str) else list(given)
+        for pattern in patterns:
+            if not any(fnmatchcase(name, pattern) for name in names):
+                raise ValueError(f"frozen={pattern!r} names none of the robust layers; there are {_some(names)}.")
         chosen = {name for name in names if any(fnmatchcase(name, pattern) for pattern in patterns)}
-        if patterns and not chosen:
-            raise ValueError(f"frozen={given!r} names none of the robust layers; there are {_some(names)}.")
         if len(chosen) == len(names):
             raise ValueError(f"frozen={given!r} names all {len(names)} robust layers; nothing would be left to learn.")
         return chosen
-    parts = _parts(model, names)
-    stages = [part for part in parts if len(part) >= 2]
-    if len(stages) >= 2:
+    stages = _stages(names)
+    if stages:
         return set(names[names.index(stages[-1][0]) :])
     count = max(1, len(names) // 4) if len(names) > 1 else 0
-    chosen = set(names[len(names) - count :])
+    last = names[len(names) - count :]
+    done = f"the last {count} of its {len(names)} robust layers stand for the last and are not learned: {_some(last)}"
     warnings.warn(
-        f"{type(model).__name__} shows no stages: its last {count} of {len(names)} robust layers are taken for the last"
-        f" stage and not learned ({_some(sorted(chosen)) or 'none'}). Name them with frozen= to choose.",
-        stacklevel=4,
+        f"{type(model).__name__} shows no stages: {done if count else 'everything is learned'}."
+        " Name what not to learn with frozen= to choose.",
+        stacklevel=6,
     )
-    return chosen
+    return set(last)
 
 
-def _parts(model: nn.Module, names: list[str]) -> list[list[str]]:
-    """The layers' names by the submodule they are in, at the first level where there is more than one."""
-    prefix, parts = "", [names]
-    while len(parts) == 1 and parts[0][0] != prefix.rstrip("."):
+def _stages(names: list[str]) -> list[list[str]]:
+    """The layers' names by stage, at the first level where there are several; none if there is no such level."""
+    depth = 0
+    while True:
         groups: dict[str, list[str]] = {}
         for name in names:
-            groups.setdefault(prefix + name[len(prefix) :].split(".")[0], []).append(name)
-        parts = list(groups.values())
-        prefix = next(iter(groups)) + "."
-    return parts
+            groups.setdefault(".".join(name.split(".")[: depth + 1]), []).append(name)
+        stages = [group for group in groups.values() if len(group) >= 2]
+        if len(stages) != 1:
+            return stages
+        names, depth = stages[0], depth + 1
 
 
 def _some(names: list[str]) -> str:

@@ -13,7 +13,7 @@ from .calls import Predictions, mean_over
 class Tent(Learner):
     """Minimises the mean entropy −Σ p·log p of the predictions over all affine parameters, one step per batch.
 
-    Its options are those of Learner; TENT's paper has the same optimiser and learning rate as the MedBN paper.
+    Its options are those of Learner, with the MedBN paper's defaults.
     """
 
     def loss(self, predictions: Predictions, memory: dict[str, Any], learned: dict[str, Tensor]) -> Tensor | None:
