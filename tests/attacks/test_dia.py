@@ -2,6 +2,7 @@ import copy
 import dataclasses
 import gc
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -160,12 +161,20 @@ def test_every_gradient_works_for_a_registered_estimator(model, stream):
 
 @pytest.mark.parametrize("method", ["tent", "eta", "eata", "sar"])
 @pytest.mark.parametrize("estimator", ["mean", "median", "image_median"])
-@pytest.mark.parametrize("optimizer", ["adam", "sgd"])
-def test_an_unrolled_surrogate_predicts_what_the_adapter_predicts_after(method, estimator, optimizer, model, stream):
-    tta = make(model, method, estimator, predict="after", optimizer=optimizer, lr=0.01)
+@pytest.mark.parametrize("optimizer", ["adam", "sgd", "momentum"])
+@pytest.mark.parametrize("gradient", ["exact", "straight_through", "smooth"])
+def test_an_unrolled_surrogate_predicts_what_the_adapter_predicts_after(
+    method, estimator, optimizer, gradient, model, stream
+):
+    if optimizer == "momentum":
+
+        def optimizer(p, **options):
+            return torch.optim.SGD(p, momentum=0.9, dampening=0.3, **options)
+
+    tta = make(model, method, estimator, predict="after", optimizer=optimizer, lr=0.01, weight_decay=0.5)
     for images, _ in stream[:2]:
         tta(images)
-    view = tta.surrogate(unroll=1)
+    view = tta.surrogate(gradient, unroll=1)
     before = state(tta)
     x = stream[2][0].clone().requires_grad_()
     logits = view(x)
@@ -199,6 +208,9 @@ def test_what_cannot_be_unrolled_says_so(model, stream):
         quick(unroll=1)(make(model, "tent", optimizer=torch.optim.Adagrad), *stream[0], MALICIOUS)
     with pytest.raises(ValueError, match="unroll is 0 or 1"):
         quick(unroll=2)(make(model, "tent"), *stream[0], MALICIOUS)
+    amsgrad = make(model, "tent", optimizer=lambda p, lr: torch.optim.Adam(p, lr=lr, amsgrad=True))
+    with pytest.raises(ValueError, match="unroll does not know Adam with amsgrad"):
+        quick(unroll=1)(amsgrad, *stream[0], MALICIOUS)
     tebn = make(model, "tebn")  # no step to unroll: the same
     assert torch.equal(quick(unroll=1)(tebn, *stream[0], MALICIOUS), quick()(tebn, *stream[0], MALICIOUS))
 
@@ -207,6 +219,7 @@ def test_what_cannot_be_unrolled_says_so(model, stream):
 def test_unrolled_attacks_run(method, model, stream):
     tta = make(model, method)
     before = state(tta)
+    quick(unroll=1, alignment=1.0)(tta, *stream[0], MALICIOUS)
     poisoned = quick(unroll=1, restarts=2)(tta, *stream[0], MALICIOUS)
     assert_same(state(tta), before)
     assert not torch.equal(poisoned, quick(restarts=2)(tta, *stream[0], MALICIOUS))
@@ -247,6 +260,49 @@ def test_the_same_seed_gives_the_same_poison(model, stream):
     assert not torch.equal(craft(1), craft(2))
 
 
+def test_a_random_start_is_anywhere_in_the_ball(model, stream):
+    images, labels = stream[0]
+    moved = DIA(steps=0, start="random", epsilon=0.1)(make(model, "tebn"), images, labels, MALICIOUS)[7:] - images[7:]
+    inside = moved[(images[7:] > 0.1) & (images[7:] < 0.9)]
+    assert (inside > 0.05).float().mean().item() == pytest.approx(0.25, abs=0.08)
+    assert (inside < -0.05).float().mean().item() == pytest.approx(0.25, abs=0.08)
+
+
+def test_inside_no_grad_and_with_gradients_on_the_images(model, stream):
+    tta, (images, labels) = make(model, "tent"), stream[0]
+    expected = quick()(tta, images, labels, MALICIOUS)
+    with torch.no_grad():
+        assert torch.equal(quick()(tta, images, labels, MALICIOUS), expected)
+    assert torch.equal(quick()(tta, images.clone().requires_grad_(), labels.int(), MALICIOUS), expected)
+
+
+def test_small_steps_count_in_half_precision(model, stream):
+    images, labels = stream[0]
+    tta = make(model.bfloat16(), "tebn", "mean")
+    poisoned = DIA(steps=20, step_size=1 / 2550, epsilon=0.5)(tta, images.bfloat16(), labels, MALICIOUS)
+    assert poisoned.dtype == torch.bfloat16
+    start = DIA(steps=0, epsilon=0.5)(tta, images.bfloat16(), labels, MALICIOUS)
+    assert (poisoned[7:] != start[7:]).float().mean() > 0.5
+
+
+def test_a_model_left_in_train_mode_is_not_trained_by_an_attack(model, stream):
+    tta = make(model, "tebn")
+    tta.model.train()
+    before = {name: t.clone() for name, t in tta.model.state_dict().items()}
+    quick()(tta, *stream[0], MALICIOUS)
+    assert all(torch.equal(t, before[name]) for name, t in tta.model.state_dict().items())
+
+
+def test_other_starts_are_tried_until_one_succeeds(model, stream):
+    tta, (images, labels) = make(model, "tebn"), stream[0]
+    tried = []
+    attack = quick(restarts=3, callback=lambda step, mine, value: tried.append(mine.clone()))
+    attack(tta, images, labels, MALICIOUS)
+    assert len(tried) == 9
+    assert not torch.equal(tried[3], tried[6])
+    assert not torch.equal(tried[0], tried[3])
+
+
 def test_restarts_keep_the_best(model, stream):
     tta, (images, labels) = make(model, "tebn"), stream[0]
     attack = quick(objective=Indiscriminate(), restarts=4)
@@ -268,7 +324,9 @@ def test_early_stopping_stops_when_the_surrogate_is_fooled(stream):
     whole = DIA(Targeted(0), steps=100).craft(tta, images, labels, MALICIOUS)
     early = DIA(Targeted(0), steps=100, check_every=5).craft(tta, images, labels, MALICIOUS)
     assert whole.steps == 100
-    assert early.steps < 100
+    assert 0 < early.steps < 100
+    hopeless = medbn.adapt(Linear(4), "source")  # nothing in the batch matters to it
+    assert DIA(Targeted(0), steps=7, check_every=1).craft(hopeless, images, labels, MALICIOUS).steps == 7
     assert tta(early.images)[0].argmax() == 1
 
 
@@ -303,6 +361,13 @@ def test_the_adaptive_attack_keeps_the_medians_together(model, stream):
             ]
             return sum((a - b).abs().mean().item() for a, b in medians)
 
+    first = {}
+    for weight in (0.0, 3.0):
+        keep = lambda step, mine, value, weight=weight: first.setdefault(weight, value.item())  # noqa: E731
+        quick(alignment=weight, callback=keep)(tta, images, labels, MALICIOUS)
+    start = DIA(steps=0)(tta, images, labels, MALICIOUS)
+    assert first[3.0] == pytest.approx(first[0.0] - 3.0 * gap(start), rel=1e-4)
+
     plain, adaptive = (DIA(steps=30, alignment=w)(tta, images, labels, MALICIOUS) for w in (0.0, 50.0))
     assert gap(adaptive) < gap(plain)
 
@@ -324,7 +389,9 @@ def test_channels_last_and_device(model, stream, device):
     last = quick()(tta, images.to(memory_format=torch.channels_last), labels, MALICIOUS)
     assert last.is_contiguous(memory_format=torch.channels_last)
     assert last.device == images.device
-    assert ((last - plain).abs() < 1e-6).float().mean() > 0.95  # a sign may flip where a gradient is 0
+    assert torch.equal(last[:7], images[:7])
+    if device == "cpu":  # on CUDA the formats round differently, and signs flip
+        assert ((last - plain).abs() < 1e-6).float().mean() > 0.95
 
 
 # --- which images, and wrong use -------------------------------------------------------------------------------------
@@ -332,8 +399,18 @@ def test_channels_last_and_device(model, stream, device):
 
 @pytest.mark.parametrize(
     "malicious",
-    [slice(7, 10), [7, 8, 9], torch.tensor([7, 8, 9]), torch.arange(10) >= 7, slice(-3, None), [-1, -2, -3]],
-    ids=["slice", "list", "indices", "mask", "from the end", "negative"],
+    [
+        slice(7, 10),
+        [7, 8, 9],
+        torch.tensor([7, 8, 9]),
+        torch.arange(10) >= 7,
+        slice(-3, None),
+        [-1, -2, -3],
+        np.arange(10) >= 7,
+        (np.arange(10) >= 7).tolist(),
+        [7, 8, 8, 9],
+    ],
+    ids=["slice", "list", "indices", "mask", "from the end", "negative", "numpy mask", "list mask", "twice"],
 )
 def test_malicious_images_can_be_named_in_many_ways(malicious, model, stream):
     tta = make(model, "tebn")
@@ -367,7 +444,22 @@ def test_bad_batches_are_explained(model, stream):
         )
     with pytest.raises(ValueError, match="in \\[0, 1\\]"):
         quick()(tta, images.index_fill(0, torch.tensor(3), torch.nan), labels, MALICIOUS)
-    with pytest.raises(ValueError, match=r"a label for each of 10 images, got labels \(9,\)"):
+    for wrong in ((torch.arange(10) >= 7).byte(), [7.9, 8.2]):
+        with pytest.raises(TypeError, match="slice, whole-number indices or a boolean mask"):
+            quick()(tta, images, labels, wrong)
+    with pytest.raises(TypeError, match="images and labels must be tensors, got Tensor and list"):
+        quick()(tta, images, labels.tolist(), MALICIOUS)
+    with pytest.raises(
+        TypeError, match=r"an attack is on an adapter, made by medbn.adapt\(model, ...\); got a SmallResNet"
+    ):
+        quick()(model, images, labels, MALICIOUS)
+    with pytest.raises(ValueError, match="empty batch"):
+        quick()(tta, images[:0], labels[:0], MALICIOUS)
+    with pytest.raises(ValueError, match="label 99 is no class of a model with 10"):
+        quick(objective=Targeted(0, 99))(tta, images, labels, MALICIOUS)
+    with pytest.raises(ValueError, match=r"Targeted takes labels \(B,\), got \(10, 2, 2\); see TargetedPixel"):
+        quick()(tta, images, torch.zeros(10, 2, 2, dtype=torch.long), MALICIOUS)
+    with pytest.raises(ValueError, match=r"a class for each of 10 images, got torch.int64 \(9,\)"):
         quick()(tta, images, labels[:9], MALICIOUS)
     with pytest.raises(TypeError, match=r"floating point images.*uint8"):
         quick()(tta, (images * 255).byte(), labels, MALICIOUS)
@@ -383,10 +475,13 @@ def test_bad_batches_are_explained(model, stream):
         ({"knowledge": "black"}, "unknown knowledge 'black'.*semi, white"),
         ({"gradient": "exakt"}, "unknown gradient 'exakt'.*Did you mean 'exact'"),
         ({"start": "gray"}, "unknown start 'gray'.*Did you mean 'grey'"),
-        ({"steps": -1}, "steps must be at least 0, got -1"),
-        ({"restarts": 0}, "restarts must be at least 1"),
+        ({"steps": -1}, "steps must be a whole number of at least 0, got -1"),
+        ({"restarts": 0}, "restarts must be a whole number of at least 1"),
         ({"epsilon": 0.0}, "epsilon must be positive"),
         ({"temperature": 0.0}, "temperature is a positive number"),
+        ({"step_size": float("nan")}, "step_size must be positive"),
+        ({"alignment": -1.0}, "alignment is a weight"),
+        ({"steps": 2.5}, "steps must be a whole number"),
     ],
 )
 def test_wrong_options_are_explained(options, message):

@@ -62,6 +62,22 @@ def test_segmentation_objectives():
     assert whole.harm(logits, labels, benign).item() == pytest.approx((wrong.sum().item() - 1) / 19, rel=1e-5)
     with pytest.raises(ValueError, match=r"pixel \(2, 0\) is outside of labels of 2 × 5"):
         TargetedPixel(0, (2, 0)).check(labels, benign)
+    with pytest.raises(ValueError, match=r"has the label 255, which does not count"):
+        TargetedPixel(0, (0, 0)).check(labels, benign)
+    with pytest.raises(ValueError, match=r"is of class 3 already"):
+        TargetedPixel(0, (1, 1), label=3).check(labels, benign)
+    other = labels.clone()
+    other[labels == 255] = 7
+    custom = IndiscriminateSegmentation(clamp=2.0, ignore=7)
+    assert custom.value(logits, other, benign).item() == pytest.approx(whole.value(logits, labels, benign).item())
+    with pytest.raises(ValueError, match=r"logits \(3, 4, 2, 5\) do not go with labels \(3,\)"):
+        Indiscriminate().value(logits, labels[:, 0, 0], benign)
+
+
+def test_the_labels_of_malicious_images_do_not_matter():
+    labels = LABELS.clone()
+    labels[3] = -1
+    assert torch.equal(Indiscriminate().value(LOGITS, labels, BENIGN), Indiscriminate().value(LOGITS, LABELS, BENIGN))
 
 
 @pytest.mark.parametrize("objective", [TargetedPixel(1, (1, 0)), IndiscriminateSegmentation()], ids=["pixel", "whole"])

@@ -58,7 +58,7 @@ def test_malicious_images_never_count_and_prior_hits_are_reported():
         outcome(Targeted(0), [1, 1, 2, 3, 3], [1, 1, 2, 3, 3], [0, 1, 2, 3, 3], benign),  # was so before
     ]
     summary = Summary.of(outcomes)
-    assert (summary.targets, summary.hits, summary.already, summary.batches) == (3, 2, 1, 3)
+    assert (summary.targets, summary.hits, summary.already, summary.gained, summary.batches) == (3, 2, 1, 1, 3)
     assert summary.success_rate == pytest.approx(2 / 3)
     assert summary.errors == [0.25, 0.5, 0.25]
     assert summary.errors_without == [0.0, 0.25, 0.25]
@@ -83,6 +83,7 @@ def test_mean_iou_by_counting():
         if (p | t).any():
             expected.append((p & t).sum().item() / (p | t).sum().item())
     assert mean_iou(predicted, labels, 5) == pytest.approx(sum(expected) / len(expected))
+    assert mean_iou(predicted.byte(), labels.byte(), 19) == pytest.approx(mean_iou(predicted, labels, 19))
     assert mean_iou(labels.clamp(max=4), labels, 7) == 1.0  # classes that do not occur do not count
 
 
@@ -126,6 +127,23 @@ def test_an_ensemble_needs_one_objective():
         Ensemble([DIA(Targeted(0)), DIA(Targeted(1))])
 
 
+def test_a_failing_clean_line_leaves_the_poisoned_state(model, stream):
+    tta, twin = make(model, "tent"), make(model, "tent")
+    attack = quick(objective=Indiscriminate())
+    calls = []
+
+    def fail_on_the_clean_batch(module, args):
+        calls.append(1)
+        if torch.equal(args[0], stream[0][0]):
+            raise KeyboardInterrupt
+
+    tta.model.register_forward_pre_hook(fail_on_the_clean_batch)
+    with pytest.raises(KeyboardInterrupt):
+        next(cumulative(tta, stream, attack, MALICIOUS))
+    twin(attack(twin, *stream[0], MALICIOUS))
+    assert_same(state(tta), state(twin))
+
+
 def test_the_worst_case_set(model, stream):
     attack = worst_case(Indiscriminate(), steps=2)
     kinds = [(a.gradient, a.start, a.restarts) for a in attack.attacks]
@@ -135,6 +153,9 @@ def test_the_worst_case_set(model, stream):
         ("smooth", "grey", 1),
         ("straight_through", "random", 2),
     ]
+    assert [a.restarts for a in worst_case(restarts=5).attacks] == [5, 5, 5, 5]
+    with pytest.raises(ValueError, match="worst_case tries every gradient"):
+        worst_case(gradient="exact")
     assert all(a.steps == 2 and a.objective == Indiscriminate() for a in attack.attacks)
     summary = Summary.of(instant(make(model, "tent"), stream[:2], attack, MALICIOUS))
     single = [

@@ -79,13 +79,15 @@ class DIA:
         if self.start not in STARTS:
             raise unknown("start", self.start, STARTS)
         stand_ins.get(self.gradient, self.temperature)
-        for name, least in (("steps", 0), ("restarts", 1), ("check_every", 1)):
+        for name, least in (("steps", 0), ("restarts", 1), ("check_every", 1), ("unroll", 0)):
             given = getattr(self, name)
-            if given is not None and given < least:
-                raise ValueError(f"{name} must be at least {least}, got {given}.")
+            if given is not None and (not isinstance(given, int) or given < least):
+                raise ValueError(f"{name} must be a whole number of at least {least}, got {given}.")
         for name in ("step_size", "epsilon"):
-            if getattr(self, name) <= 0:
+            if not getattr(self, name) > 0:
                 raise ValueError(f"{name} must be positive, got {getattr(self, name)}.")
+        if not self.alignment >= 0:
+            raise ValueError(f"alignment is a weight, at least 0, got {self.alignment}.")
 
     def __call__(self, adapter: Adapter, images: Tensor, labels: Tensor, malicious: Malicious) -> Tensor:
         """The batch with its malicious images crafted; the adapter, the labels and all other images stay as they are.
@@ -96,22 +98,35 @@ class DIA:
             labels: the true class of every image.
             malicious: which images are the attacker's: a slice, indices or a mask.
         """
-        return self.craft(adapter, images, labels, malicious).images
+        best, _ = self._best(adapter, images, labels, malicious, account=self.restarts > 1)
+        return best.images
 
     def craft(self, adapter: Adapter, images: Tensor, labels: Tensor, malicious: Malicious) -> Crafted:
-        """Like calling it, with an account of what was reached."""
-        images, labels = images.detach(), labels.to(images.device)
-        benign = ~malicious_mask(malicious, images, labels)
+        """Like calling it, with an account of what was reached, for one more forward pass."""
+        best, _ = self._best(adapter, images, labels, malicious, account=True)
+        return best
+
+    @torch.enable_grad()
+    def _best(
+        self, adapter: Adapter, images: Tensor, labels: Tensor, malicious: Malicious, account: bool
+    ) -> tuple[Crafted, float]:
+        if not isinstance(adapter, Adapter):
+            raise TypeError(
+                f"an attack is on an adapter, made by medbn.adapt(model, ...); got a {type(adapter).__name__}."
+            )
+        images, labels, mine = check_batch(images, labels, malicious)
+        benign = ~mine
         self.objective.check(labels, benign)
-        view = adapter.surrogate(
-            self.gradient, KNOWLEDGE[self.knowledge], temperature=self.temperature, unroll=self.unroll
-        )
+        of = KNOWLEDGE[self.knowledge]
+        view = adapter.surrogate(self.gradient, of, temperature=self.temperature, unroll=self.unroll)
         generator = torch.Generator().manual_seed(self.seed)
-        attempts = []
+        attempts: list[tuple[Crafted, float]] = []
         for attempt in range(self.restarts):
             start = self.start if attempt == 0 else "random"
-            attempts.append(self._attempt(adapter, view, images, labels, benign, start, generator))
-        return max(attempts, key=lambda crafted: crafted.value)
+            attempts.append(self._attempt(adapter, view, images, labels, benign, start, generator, account))
+            if self.check_every and attempts[-1][1] == 1:
+                break  # fooled: nothing to gain from another start
+        return max(attempts, key=lambda result: (result[1], result[0].value))
 
     def _attempt(
         self,
@@ -122,29 +137,32 @@ class DIA:
         benign: Tensor,
         start: str,
         generator: torch.Generator,
-    ) -> Crafted:
+        account: bool,
+    ) -> tuple[Crafted, float]:
+        """One run of the loop: what it made, and the harm it does to the surrogate."""
         places = (~benign).nonzero().flatten()
-        clean = images[places]
+        # In float32 at least: a step may be smaller than half precision can show.
+        clean = images[places].to(torch.promote_types(images.dtype, torch.float32))
         mine = project(STARTS[start](clean, self.epsilon, generator), clean, self.epsilon)
         step = 0
         for step in range(1, self.steps + 1):
             mine.requires_grad_()
             value, logits = self._evaluate(adapter, view, _inserted(images, places, mine), labels, benign)
-            (gradient,) = torch.autograd.grad(value, mine)
             looks = self.check_every and step % self.check_every == 0
             if looks and bool(self.objective.harm(logits.detach(), labels, benign) == 1):
                 mine, step = mine.detach(), step - 1
                 break
+            (gradient,) = torch.autograd.grad(value, mine)
             with torch.no_grad():
                 mine = project(mine + self.step_size * gradient.nan_to_num(0.0).sign(), clean, self.epsilon)
             if self.callback is not None:
-                self.callback(step, mine, value.detach())
-        poisoned = _inserted(images, places, mine)
-        if self.restarts == 1:  # nothing to compare, so nothing to compute
-            return Crafted(poisoned, float("nan"), step)
-        with torch.no_grad() if not self.unroll else torch.enable_grad():
-            value, _ = self._evaluate(adapter, view, poisoned, labels, benign)
-        return Crafted(poisoned, float(value.detach()), step)
+                self.callback(step, mine.detach(), value.detach())
+        poisoned = _inserted(images, places, mine.detach())
+        if not account:  # nothing to compare, so nothing to compute
+            return Crafted(poisoned, float("nan"), step), 0.0
+        value, logits = self._evaluate(adapter, view, poisoned, labels, benign)
+        harm = self.objective.harm(logits.detach(), labels, benign)
+        return Crafted(poisoned, value.item(), step), harm.item()
 
     def _evaluate(
         self, adapter: Adapter, view: Callable[..., Tensor], batch: Tensor, labels: Tensor, benign: Tensor
@@ -154,37 +172,52 @@ class DIA:
             return self.objective.value(logits, labels, benign), logits
         with hooks.capture(adapter.model) as seen:
             logits = view(batch)
-            apart = [_median_gap(o.input, benign) for o in seen if o.input is not None and len(o.input) == len(batch)]
+            last = {o.name: o.input for o in seen}  # of the pass that predicts, where a step was unrolled before it
+        apart = [_median_gap(x, benign) for x in last.values() if x is not None and len(x) == len(batch)]
         return self.objective.value(logits, labels, benign) - self.alignment * torch.stack(apart).sum(), logits
 
 
-def malicious_mask(malicious: Malicious, images: Tensor, labels: Tensor) -> Tensor:
-    """Check a batch that is to be attacked; the mask of its malicious images."""
+def check_batch(images: Tensor, labels: Tensor, malicious: Malicious) -> tuple[Tensor, Tensor, Tensor]:
+    """A batch that is to be attacked, checked: images, labels where those are, and the mask of malicious images."""
+    if not isinstance(images, Tensor) or not isinstance(labels, Tensor):
+        raise TypeError(f"images and labels must be tensors, got {type(images).__name__} and {type(labels).__name__}.")
     if images.dim() < 2 or not images.is_floating_point():
         raise TypeError(f"expected floating point images (B, ...), got {images.dtype} of shape {tuple(images.shape)}.")
-    if labels.shape[:1] != images.shape[:1]:
-        raise ValueError(f"expected a label for each of {images.shape[0]} images, got labels {tuple(labels.shape)}.")
-    low, high = float(images.min()), float(images.max())
+    if labels.shape[:1] != images.shape[:1] or labels.is_floating_point():
+        raise ValueError(
+            f"expected a class for each of {images.shape[0]} images, got {labels.dtype} {tuple(labels.shape)}."
+        )
+    if 0 in images.shape:
+        raise ValueError(f"cannot attack an empty batch: images have shape {tuple(images.shape)}.")
+    images = images.detach()
+    low, high = images.min().item(), images.max().item()
     if not (low >= 0.0 and high <= 1.0):
         raise ValueError(
             f"images must lie in [0, 1], and these go from {low:.3g} to {high:.3g}. If they are normalised already,"
             " move the normalisation into the model, as its first layer: an attacker's limits are those of real images."
         )
+    return images, labels.to(images.device).long(), _mask(malicious, images)
+
+
+def _mask(malicious: Malicious, images: Tensor) -> Tensor:
     size = images.shape[0]
     mask = torch.zeros(size, dtype=torch.bool, device=images.device)
-    if isinstance(malicious, Tensor) and malicious.dtype == torch.bool:
-        if malicious.shape != (size,):
-            raise ValueError(
-                f"malicious must mark each of {size} images, got a mask of shape {tuple(malicious.shape)}."
-            )
-        mask |= malicious.to(images.device)
-    elif isinstance(malicious, slice):
+    if isinstance(malicious, slice):
         mask[malicious] = True
     else:
-        places = torch.as_tensor(malicious, dtype=torch.long).flatten()
-        if len(places) and not (-size <= int(places.min()) and int(places.max()) < size):
-            raise ValueError(f"malicious names images outside of a batch of {size}: {places.tolist()}.")
-        mask[places.to(images.device)] = True
+        places = torch.as_tensor(malicious).flatten()
+        if places.dtype == torch.bool:
+            if places.shape != (size,):
+                raise ValueError(
+                    f"malicious must mark each of {size} images, got a mask of shape {tuple(places.shape)}."
+                )
+            mask |= places.to(images.device)
+        elif places.numel():
+            if places.is_floating_point() or places.dtype == torch.uint8:
+                raise TypeError(f"malicious takes a slice, whole-number indices or a boolean mask, not {places.dtype}.")
+            if not (-size <= int(places.min()) and int(places.max()) < size):
+                raise ValueError(f"malicious names images outside of a batch of {size}: {places.tolist()}.")
+            mask[places.to(images.device)] = True
     count = int(mask.sum())
     if count == 0:
         raise ValueError("malicious names no image; there is nothing to craft.")
@@ -195,7 +228,7 @@ def malicious_mask(malicious: Malicious, images: Tensor, labels: Tensor) -> Tens
 
 def _inserted(images: Tensor, places: Tensor, mine: Tensor) -> Tensor:
     batch = images.clone()  # keeps channels_last
-    batch[places] = mine
+    batch[places] = mine.to(images.dtype)
     return batch
 
 

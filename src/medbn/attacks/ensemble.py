@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ..methods.base import Adapter
 from ..methods.calls import logits_of
-from .dia import DIA, Malicious, malicious_mask
+from .dia import DIA, Malicious, check_batch
 from .objectives import Objective, Targeted
 
 
@@ -26,6 +26,7 @@ class Ensemble:
     attacks: Sequence[DIA]
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "attacks", tuple(self.attacks))
         if not self.attacks:
             raise ValueError("an ensemble needs at least one attack.")
         if len({attack.objective for attack in self.attacks}) > 1:
@@ -46,8 +47,8 @@ class Ensemble:
         self, adapter: Adapter, images: Tensor, labels: Tensor, malicious: Malicious
     ) -> tuple[Tensor, list[tuple[float, float]]]:
         """The most harmful poisoned batch, and every attack's harm and objective on the real adapter, in order."""
-        labels = labels.to(images.device)
-        benign = ~malicious_mask(malicious, images, labels)
+        images, labels, mine = check_batch(images, labels, malicious)
+        benign = ~mine
         results, judged = [], []
         for attack in self.attacks:
             poisoned = attack(adapter, images, labels, malicious)
@@ -59,13 +60,18 @@ class Ensemble:
 
 
 def worst_case(objective: Objective | None = None, **options: Any) -> Ensemble:
-    """The set to trust a defence after: exact, straight-through and smooth gradients, and restarts from anywhere."""
+    """The set to trust a defence after: exact, straight-through and smooth gradients, and restarts from anywhere.
+
+    ``options`` are those of DIA and hold for all of them; which gradients are tried is not an option.
+    """
+    if "gradient" in options:
+        raise ValueError("worst_case tries every gradient; use DIA(gradient=...) for one of them.")
     options["objective"] = Targeted() if objective is None else objective
     variants: list[dict[str, Any]] = [
         {"gradient": "exact"},
         {"gradient": "straight_through"},
         {"gradient": "smooth"},
-        {"gradient": "straight_through", "start": "random", "restarts": 2},
+        {"gradient": "straight_through", "start": "random", "restarts": max(2, options.get("restarts", 1))},
     ]
     return Ensemble([DIA(**{**options, **variant}) for variant in variants])
 

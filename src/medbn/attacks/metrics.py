@@ -18,6 +18,7 @@ def mean_iou(predicted: Tensor, labels: Tensor, classes: int, ignore: int = 255)
     >>> mean_iou(torch.tensor([[0, 0, 1, 1]]), torch.tensor([[0, 0, 0, 1]]), classes=3)
     0.5833333333333333
     """
+    predicted, labels = predicted.long(), labels.long()
     counts = labels != ignore
     cells = labels[counts] * classes + predicted[counts]
     table = torch.bincount(cells, minlength=classes**2).view(classes, classes).double()
@@ -34,7 +35,9 @@ class Summary:
     hits: int = 0
     """Those after which the target class is predicted, whatever was predicted without attack."""
     already: int = 0
-    """Those whose target class is predicted without attack too; they are among the hits if they stay so."""
+    """Those whose target class is predicted without attack too."""
+    gained: int = 0
+    """The hits that were not so already: what the attack achieved."""
     batches: int = 0
     errors: list[float] = field(default_factory=list)
     """The share of wrong predictions on benign images in each batch, under attack."""
@@ -57,15 +60,18 @@ class Summary:
         self.batches += 1
         if isinstance(outcome.objective, Targeted | TargetedPixel):
             self.targets += 1
-            self.hits += int(outcome.harm())
-            self.already += int(outcome.harm_without())
+            hit, already = int(outcome.harm()), int(outcome.harm_without())
+            self.hits += hit
+            self.already += already
+            self.gained += hit and not already
         labels = outcome.labels[outcome.benign]
-        ignore = getattr(outcome.objective, "ignore", 255) if labels.dim() > 1 else -1
+        ignore = getattr(outcome.objective, "ignore", None)
         pairs = ((outcome.attacked, self.errors, self.ious), (outcome.clean, self.errors_without, self.ious_without))
         for logits, errors, ious in pairs:
             predicted = logits.argmax(dim=1)[outcome.benign]
-            errors.append((predicted != labels)[labels != ignore].float().mean().item())
-            if labels.dim() > 1:
+            wrong = predicted != labels
+            errors.append((wrong if ignore is None else wrong[labels != ignore]).float().mean().item())
+            if ignore is not None:
                 ious.append(mean_iou(predicted, labels, logits.shape[1], ignore))
 
     @property

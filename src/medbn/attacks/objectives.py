@@ -42,9 +42,9 @@ class Targeted(Objective):
 
     def check(self, labels: Tensor, benign: Tensor) -> None:
         """The target must be in the batch, benign, and not of the target class."""
+        _check_rank(self, labels, 1)
         _check_target(self.index, benign)
-        if self.label is not None and bool(labels[self.index] == self.label):
-            raise ValueError(f"the image at index {self.index} is of class {self.label} already; choose another label.")
+        _check_label(self.label, labels[self.index], f"the image at index {self.index}")
 
     def target(self, logits: Tensor, labels: Tensor) -> Tensor:
         """The class to predict."""
@@ -52,6 +52,7 @@ class Targeted(Objective):
 
     def value(self, logits: Tensor, labels: Tensor, benign: Tensor) -> Tensor:
         """Minus the cross-entropy of the target image with the target class."""
+        _check_logits(logits, labels)
         return -F.cross_entropy(logits[self.index].unsqueeze(0).float(), self.target(logits, labels).unsqueeze(0))
 
     def harm(self, logits: Tensor, labels: Tensor, benign: Tensor) -> Tensor:
@@ -70,9 +71,14 @@ class Indiscriminate(Objective):
 
     clamp: float | None = 5.0
 
+    def check(self, labels: Tensor, benign: Tensor) -> None:
+        """One class per image."""
+        _check_rank(self, labels, 1)
+
     def value(self, logits: Tensor, labels: Tensor, benign: Tensor) -> Tensor:
         """The summed, clamped cross-entropy of the benign images."""
-        losses = F.cross_entropy(logits.float(), labels, reduction="none")
+        _check_logits(logits, labels)
+        losses = F.cross_entropy(logits.float(), torch.where(benign, labels, 0), reduction="none")
         losses = losses if self.clamp is None else losses.clamp(max=self.clamp)
         return torch.where(benign, losses, 0.0).sum()
 
@@ -89,18 +95,27 @@ class TargetedPixel(Objective):
         index: a benign image.
         pixel: row and column.
         label: the class to predict; None for the one after the true class.
+        ignore: the label of pixels that do not count; 255, as in Cityscapes.
     """
 
     index: int = 0
     pixel: tuple[int, int] = (0, 0)
     label: int | None = None
+    ignore: int = 255
 
     def check(self, labels: Tensor, benign: Tensor) -> None:
         """The pixel must be in the image, and the image benign."""
+        _check_rank(self, labels, 3)
         _check_target(self.index, benign)
         height, width = labels.shape[-2:]
         if not (0 <= self.pixel[0] < height and 0 <= self.pixel[1] < width):
             raise ValueError(f"pixel {self.pixel} is outside of labels of {height} × {width}.")
+        true = labels[(self.index, *self.pixel)]
+        if bool(true == self.ignore):
+            raise ValueError(
+                f"pixel {self.pixel} of image {self.index} has the label {self.ignore}, which does not count."
+            )
+        _check_label(self.label, true, f"pixel {self.pixel} of image {self.index}")
 
     def target(self, logits: Tensor, labels: Tensor) -> Tensor:
         """The class to predict."""
@@ -129,11 +144,17 @@ class IndiscriminateSegmentation(Objective):
     clamp: float | None = 5.0
     ignore: int = 255
 
+    def check(self, labels: Tensor, benign: Tensor) -> None:
+        """One class per pixel."""
+        _check_rank(self, labels, 3)
+
     def value(self, logits: Tensor, labels: Tensor, benign: Tensor) -> Tensor:
         """The summed, clamped cross-entropy of the pixels."""
-        losses = F.cross_entropy(logits.float(), labels, reduction="none", ignore_index=self.ignore)
+        _check_logits(logits, labels)
+        counted = torch.where(benign.view(-1, 1, 1), labels, self.ignore)
+        losses = F.cross_entropy(logits.float(), counted, reduction="none", ignore_index=self.ignore)
         losses = losses if self.clamp is None else losses.clamp(max=self.clamp)
-        return torch.where(benign.view(-1, 1, 1), losses, 0.0).sum()
+        return losses.sum()
 
     def harm(self, logits: Tensor, labels: Tensor, benign: Tensor) -> Tensor:
         """The share of pixels that are classified wrongly."""
@@ -142,7 +163,29 @@ class IndiscriminateSegmentation(Objective):
 
 
 def _target(label: int | None, true: Tensor, classes: int) -> Tensor:
+    if label is not None and not 0 <= label < classes:
+        raise ValueError(f"label {label} is no class of a model with {classes}.")
     return (true + 1) % classes if label is None else torch.full_like(true, label)
+
+
+def _check_rank(objective: Objective, labels: Tensor, rank: int) -> None:
+    if labels.dim() != rank:
+        expected, other = (
+            ("(B,)", "TargetedPixel or IndiscriminateSegmentation") if rank == 1 else ("(B, H, W)", "Targeted")
+        )
+        raise ValueError(
+            f"{type(objective).__name__} takes labels {expected}, got {tuple(labels.shape)}; see {other} for those."
+        )
+
+
+def _check_logits(logits: Tensor, labels: Tensor) -> None:
+    if logits.dim() != labels.dim() + 1:
+        raise ValueError(f"logits {tuple(logits.shape)} do not go with labels {tuple(labels.shape)}.")
+
+
+def _check_label(label: int | None, true: Tensor, what: str) -> None:
+    if label is not None and bool(true == label):
+        raise ValueError(f"{what} is of class {label} already; choose another label.")
 
 
 def _check_target(index: int, benign: Tensor) -> None:

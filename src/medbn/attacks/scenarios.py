@@ -19,7 +19,7 @@ from torch import Tensor
 
 from ..methods.base import Adapter
 from ..methods.calls import logits_of
-from .dia import DIA, Malicious, malicious_mask
+from .dia import DIA, Malicious, check_batch
 from .ensemble import Ensemble, predicted
 from .objectives import Objective
 
@@ -68,10 +68,12 @@ def cumulative(
         poisoned = attack(adapter, images, labels, malicious)
         attacked = _serve(adapter, poisoned)
         poisoned_state = adapter.snapshot()
-        adapter.restore(untouched)
-        clean = _serve(adapter, images)
-        untouched = adapter.snapshot()
-        adapter.restore(poisoned_state)
+        try:
+            adapter.restore(untouched)
+            clean = _serve(adapter, images)
+            untouched = adapter.snapshot()
+        finally:
+            adapter.restore(poisoned_state)
         yield _outcome(attack, poisoned, attacked, clean, images, labels, malicious)
 
 
@@ -92,5 +94,5 @@ def _outcome(
     labels: Tensor,
     malicious: Malicious,
 ) -> Outcome:
-    labels = labels.to(images.device)
-    return Outcome(attack.objective, poisoned, attacked, clean, labels, ~malicious_mask(malicious, images, labels))
+    images, labels, mine = check_batch(images, labels, malicious)
+    return Outcome(attack.objective, poisoned, attacked, clean, labels, ~mine)

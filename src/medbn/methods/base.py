@@ -267,6 +267,8 @@ class Adapter(nn.Module):
                 through that step too; filters and SAM's perturbation are constants. 0 to leave the step out.
 
         The function keeps the parameters, averages and memory of that moment, whatever the adapter does afterwards.
+        They are in place during its forward pass only: switch activation checkpointing off, which runs layers again
+        during the backward pass.
         """
         return surrogate(self, gradient, of, temperature, unroll)
 

@@ -79,7 +79,7 @@ class SAR(Learner):
     def unrolled(
         self, logits: Callable[[dict[str, Tensor]], Tensor], state: dict[str, Any], inputs: Inputs
     ) -> dict[str, Tensor]:
-        """One sharpness-aware step; where SAM climbs to is a constant."""
+        """One sharpness-aware step; where SAM climbs to is a constant, and a recovery is not foreseen."""
         with torch.enable_grad():
             learned = {name: p.detach().requires_grad_() for name, p in state["learned"].items()}
             predictions = Predictions.of(logits(learned), inputs.valid)
@@ -87,7 +87,8 @@ class SAR(Learner):
             if not bool(reliable.any()):
                 return {}
             loss = mean_over(predictions.entropy(), reliable)
-            uphill = torch.autograd.grad(loss, list(learned.values()))
+            found = torch.autograd.grad(loss, list(learned.values()), allow_unused=True)
+            uphill = [torch.zeros_like(p) if g is None else g for p, g in zip(learned.values(), found, strict=True)]
             scale = self.rho / (torch.stack([g.norm() for g in uphill]).norm() + 1e-12)
             there = {
                 name: (p + scale * g).detach().requires_grad_()
@@ -98,7 +99,11 @@ class SAR(Learner):
             if not bool(reliable.any()):
                 return {}
             loss = mean_over(predictions.entropy(), reliable)
-            return stepped(self.optimizer, state, torch.autograd.grad(loss, list(there.values()), create_graph=True))
+            return stepped(
+                self.optimizer,
+                state,
+                torch.autograd.grad(loss, list(there.values()), create_graph=True, allow_unused=True),
+            )
 
     def _reliable(self, predictions: Predictions) -> Tensor:
         return predictions.usable & (predictions.entropy().detach() < self.margin * math.log(predictions.classes))

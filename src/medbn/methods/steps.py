@@ -17,8 +17,13 @@ def stepped(
     if rule is None:
         raise ValueError(f"unroll knows the steps of Adam and SGD, not of {type(optimizer).__name__}.")
     saved = state["optimizer"]
+    options = saved["param_groups"][0]
+    unknown = [o for o in ("nesterov", "maximize", "amsgrad", "decoupled_weight_decay") if options.get(o)]
+    unknown += ["several parameter groups"] if len(saved["param_groups"]) > 1 else []
+    if unknown:
+        raise ValueError(f"unroll does not know {type(optimizer).__name__} with {', '.join(unknown)}.")
     return {
-        name: rule(p, g, saved["state"].get(i, {}), saved["param_groups"][0])
+        name: rule(p, g, saved["state"].get(i, {}), options)
         for i, ((name, p), g) in enumerate(zip(state["learned"].items(), gradients, strict=True))
         if g is not None
     }

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from .. import hooks, stand_ins
+from .. import hooks, kernels, stand_ins
 from .._names import unknown
 from .calls import Inputs, logits_of
 
@@ -37,8 +37,17 @@ def surrogate(adapter: Adapter, gradient: str, of: str, temperature: float, unro
             output = torch.func.functional_call(model, {**fixed, **learned}, inputs.args, inputs.kwargs)
             return logits_of(output, adapter.logits, inputs.size)
 
+        if model.training:
+            model.eval()
         through = hooks.backward_through(model, stand_in) if stand_in and adapter.layers else nullcontext()
-        with adapter.normalising(), adapter.counting(inputs), through:
-            return logits(adapter.unrolled(logits, state, inputs) if unroll and adapter.learned else {})
+        with adapter.normalising(), adapter.counting(inputs):
+            # With a stand-in the step has other gradients too: its values are those of the true step all the same.
+            true = adapter.unrolled(logits, state, inputs) if unroll and adapter.learned and stand_in else {}
+            with through:
+                learned = adapter.unrolled(logits, state, inputs) if unroll and adapter.learned else {}
+                learned |= {
+                    n: kernels.substitute(p, learned[n]) if n in learned else p.detach() for n, p in true.items()
+                }
+                return logits(learned)
 
     return view
