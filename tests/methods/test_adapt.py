@@ -393,6 +393,11 @@ def test_float16_models_are_refused_and_bfloat16_works(method, model, batches):
     for x in batches[:3]:
         assert tta(x.bfloat16()).isfinite().all()
     assert all(p.isfinite().all() for p in tta.parameters())
+    snapshot, before = tta.snapshot(), state(tta)
+    first = tta(batches[3].bfloat16())
+    tta.restore(snapshot)
+    assert_same(state(tta), before)
+    assert torch.equal(tta(batches[3].bfloat16()), first)
 
 
 @every_adapting
