@@ -27,7 +27,7 @@ def quick(**options):
 @pytest.mark.parametrize("objective", [Targeted(2), Indiscriminate()], ids=["targeted", "indiscriminate"])
 @pytest.mark.parametrize("knowledge", ["white", "semi"])
 @pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("estimator", ["mean", "median", "image_median"])
+@pytest.mark.parametrize("estimator", ESTIMATORS)
 def test_every_combination_crafts_and_touches_nothing_else(objective, knowledge, method, estimator, model, stream):
     tta = make(model, method, estimator)
     tta(stream[0][0])
@@ -258,6 +258,11 @@ def test_the_same_seed_gives_the_same_poison(model, stream):
 
     assert torch.equal(craft(1), craft(1))
     assert not torch.equal(craft(1), craft(2))
+    moving = quick(start="random", generator=torch.Generator().manual_seed(1))
+    first, second = (moving(make(model, "tent"), *stream[0], MALICIOUS) for _ in range(2))
+    assert not torch.equal(first, second)
+    again = quick(start="random", generator=torch.Generator().manual_seed(1))
+    assert torch.equal(again(make(model, "tent"), *stream[0], MALICIOUS), first)
 
 
 def test_a_random_start_is_anywhere_in_the_ball(model, stream):

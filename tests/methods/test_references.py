@@ -4,6 +4,7 @@ import copy
 import math
 
 import pytest
+import pytorch_optimizer
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -171,7 +172,6 @@ def test_sar_by_its_definition():
 
 
 def test_sam_agrees_with_pytorch_optimizer(model, batches):
-    optimizers = pytest.importorskip("pytorch_optimizer")
     tta = medbn.adapt(model, "sar", "mean", margin=10.0, recovery=-1.0, frozen=[])  # no filter, no recovery: SAM alone
     reference = copy.deepcopy(model).eval()
     affine = []
@@ -179,7 +179,7 @@ def test_sam_agrees_with_pytorch_optimizer(model, batches):
         if isinstance(module, nn.BatchNorm2d):
             module.train()
             affine += [module.weight, module.bias]
-    sam = optimizers.SAM(affine, base_optimizer=torch.optim.Adam, rho=0.05, lr=1e-3)
+    sam = pytorch_optimizer.SAM(affine, base_optimizer=torch.optim.Adam, rho=0.05, lr=1e-3)
 
     def loss(x):
         logits = reference(x)

@@ -50,7 +50,8 @@ class DIA:
         start: ``"grey"``, the 0.5 image, as DIA's and MedBN's authors start; ``"offset"``, x + 0.5 as printed;
             ``"clean"``; ``"random"``. All are projected first.
         restarts: attempts; those after the first start at random, and the best by the surrogate is kept.
-        seed: of random starts.
+        seed: of random starts; every call starts from it again.
+        generator: where random starts come from instead, if given: a CPU generator, which moves on from call to call.
         check_every: look every so many steps whether the surrogate is fooled, and stop if it is; None never looks, so
             that a step is forward, backward and update only.
         callback: called after every step with its number, the malicious images and the objective, as device tensors.
@@ -70,6 +71,7 @@ class DIA:
     start: str = "grey"
     restarts: int = 1
     seed: int = 0
+    generator: torch.Generator | None = None
     check_every: int | None = None
     callback: Callable[[int, Tensor, Tensor], None] | None = None
 
@@ -119,7 +121,7 @@ class DIA:
         self.objective.check(labels, benign)
         of = KNOWLEDGE[self.knowledge]
         view = adapter.surrogate(self.gradient, of, temperature=self.temperature, unroll=self.unroll)
-        generator = torch.Generator().manual_seed(self.seed)
+        generator = self.generator or torch.Generator().manual_seed(self.seed)
         attempts: list[tuple[Crafted, float]] = []
         for attempt in range(self.restarts):
             start = self.start if attempt == 0 else "random"
