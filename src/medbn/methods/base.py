@@ -95,7 +95,7 @@ class Adapter(Stateful):
             with self.averaging() as commit:
                 output = self.run(inputs)
             self.check(inputs, output)
-            before = self.snapshot() if self.learned else None
+            before = self.snapshot() if self.fails_late() else None
             try:
                 if self.update(inputs, output) and self.predict == "after":
                     with torch.no_grad():
@@ -110,13 +110,15 @@ class Adapter(Stateful):
     def check(self, inputs: Inputs, output: Any) -> None:
         """Refuse a batch that leaves nothing to adapt on, before anything has changed."""
         if not bool(inputs.finite_in(output).any()):
-            raise ValueError(
-                "no image of this batch has a finite output; nothing was adapted and no state has changed."
-            )
+            raise ValueError(NOTHING_FINITE)
 
     def update(self, inputs: Inputs, output: Any) -> bool:
         """Learn from one batch; whether the model now predicts differently. Methods that learn override this."""
         return False
+
+    def fails_late(self) -> bool:
+        """Whether the model still has to run when something has changed already; then a failure is undone."""
+        return bool(self.learned) and self.predict == "after"
 
     def run(self, inputs: Inputs) -> Any:
         """The model's output for a test batch, under the method's policy."""
@@ -254,6 +256,10 @@ class Learner(Adapter):
         for _ in range(self.steps - 1):
             updated = self.step(inputs, self.look(inputs)) or updated
         return updated
+
+    def fails_late(self) -> bool:
+        """Also between several steps."""
+        return self.steps > 1 or super().fails_late()
 
     def predictions(self, inputs: Inputs, output: Any) -> Predictions:
         """What a loss or a filter looks at."""

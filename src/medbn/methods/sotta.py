@@ -67,6 +67,10 @@ class SoTTA(Learner):
         """By SoTTA's own rule a test batch has no part in the average that normalises it."""
         return nullcontext() if self.statistics == "batch" else hooks.normalising_with(self.model, HELD)
 
+    def fails_late(self) -> bool:
+        """Always: it remembers before it learns."""
+        return True
+
     def update(self, inputs: Inputs, output: Any) -> bool:
         """Remember the confident images, then learn from the whole memory."""
         if self.statistics == "batch":
