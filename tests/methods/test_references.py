@@ -42,6 +42,13 @@ def entropies(logits):
     return [-sum(q * q.log() for q in row) for row in p]
 
 
+def in_plain_torch(model):
+    """A copy whose BatchNorm layers use the batch's statistics, as torch's do in train mode, and their parameters."""
+    reference = copy.deepcopy(model).eval()
+    layers = [module.train() for module in reference.modules() if isinstance(module, nn.BatchNorm2d)]
+    return reference, [p for layer in layers for p in (layer.weight, layer.bias)]
+
+
 def stream(count=4, images=9):
     g = torch.Generator().manual_seed(3)
     return [2 * torch.randn(images, CLASSES, generator=g) for _ in range(count)]
@@ -52,12 +59,7 @@ def stream(count=4, images=9):
 
 def test_tent_is_the_loop_one_would_write(model, batches):
     """With the mean: plain torch layers in train mode, Adam on their affine parameters."""
-    reference = copy.deepcopy(model).eval()
-    affine = []
-    for module in reference.modules():
-        if isinstance(module, nn.BatchNorm2d):
-            module.train()
-            affine += [module.weight, module.bias]
+    reference, affine = in_plain_torch(model)
     optimizer = torch.optim.Adam(affine, lr=1e-3)
     tta = medbn.adapt(model, "tent", "mean")
     for x in batches:
@@ -173,12 +175,7 @@ def test_sar_by_its_definition():
 
 def test_sam_agrees_with_pytorch_optimizer(model, batches):
     tta = medbn.adapt(model, "sar", "mean", margin=10.0, recovery=-1.0, frozen=[])  # no filter, no recovery: SAM alone
-    reference = copy.deepcopy(model).eval()
-    affine = []
-    for module in reference.modules():
-        if isinstance(module, nn.BatchNorm2d):
-            module.train()
-            affine += [module.weight, module.bias]
+    reference, affine = in_plain_torch(model)
     sam = pytorch_optimizer.SAM(affine, base_optimizer=torch.optim.Adam, rho=0.05, lr=1e-3)
 
     def loss(x):

@@ -121,9 +121,8 @@ class Adapter(Stateful):
         return bool(self.learned) and self.predict == "after"
 
     def run(self, inputs: Inputs) -> Any:
-        """The model's output for a test batch, under the method's policy."""
-        with self.normalising(), self.counting(inputs):
-            return self.model(*inputs.args, **inputs.kwargs)
+        """The model's output, under whatever contexts are open."""
+        return self.model(*inputs.args, **inputs.kwargs)
 
     def normalising(self) -> AbstractContextManager[None]:
         """How a test batch is normalised, where that is not by the layers' own policies."""

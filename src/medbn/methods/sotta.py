@@ -101,11 +101,6 @@ class SoTTA(Learner):
                 commit()
         return True
 
-    def look(self, inputs: Inputs) -> Predictions:
-        """Predict the memory."""
-        with torch.enable_grad():
-            return self.predictions(inputs, self.model(*inputs.args, **inputs.kwargs))
-
     def loss(self, predictions: Predictions, memory: dict[str, Any], learned: dict[str, Tensor]) -> Tensor | None:
         """The mean entropy of the memory."""
         return mean_over(predictions.entropy(), predictions.usable) if bool(predictions.usable.any()) else None
