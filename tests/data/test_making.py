@@ -1,0 +1,160 @@
+"""Corrupted copies on disk: the layout of CIFAR-10-C, written whole or not at all, continued when stopped."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+import torch
+
+from medbn import data
+from medbn.cli import main
+from medbn.data import making
+
+from .conftest import photographs
+from .test_readers import tree
+
+NAMES = ("fog", "contrast")
+
+
+@pytest.fixture
+def clean():
+    images = photographs(32, 7)
+    return data.of_array("photos", "test", ("china", "flower"), images, torch.arange(7) % 2)
+
+
+def test_the_layout_and_what_is_read_from_it(clean, tmp_path):
+    made = data.make(clean, tmp_path / "C", names=NAMES)
+    assert made.written == NAMES
+    labels, fog = np.load(tmp_path / "C" / "labels.npy"), np.load(tmp_path / "C" / "fog.npy")
+    assert labels.tolist() == clean.labels.tolist() * 5
+    assert fog.shape == (35, 32, 32, 3)
+    assert fog.dtype == np.uint8
+    for severity in (1, 5):
+        expected = data.corruptions.corrupt(clean.read(range(7)), "fog", severity)
+        assert np.array_equal(fog[7 * (severity - 1) : 7 * severity].transpose(0, 3, 1, 2), expected.numpy())
+        there = data.load(str(tmp_path / "C"), corruption="fog", severity=severity)
+        assert torch.equal(there.read(range(7)), expected)
+        assert torch.equal(there.read([4, 2]), expected[[4, 2]])
+        assert there.classes == clean.classes
+        assert torch.equal(there.labels, clean.labels)
+    with pytest.raises(FileNotFoundError, match=r"no snow\.npy.*contrast"):
+        data.load(str(tmp_path / "C"), corruption="snow")
+
+
+def test_processes_write_the_same_bytes(clean, tmp_path, monkeypatch):
+    monkeypatch.setattr(making, "_IMAGES_AT_ONCE", 3)
+    one, two = (data.make(clean, tmp_path / str(jobs), names=("fog",), jobs=jobs).folder for jobs in (1, 2))
+    assert (one / "fog.npy").read_bytes() == (two / "fog.npy").read_bytes()
+
+
+def test_a_stopped_call_is_continued(clean, tmp_path):
+    def stop(name: str, done: int, total: int) -> None:
+        if name == "contrast":
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        data.make(clean, tmp_path, names=NAMES, report=stop)
+    assert not (tmp_path / "contrast.npy").exists()
+    before = (tmp_path / "fog.npy").stat().st_mtime_ns
+    made = data.make(clean, tmp_path, names=NAMES)
+    assert (made.written, made.found) == (("contrast",), ("fog",))
+    assert (tmp_path / "fog.npy").stat().st_mtime_ns == before
+    assert not list(tmp_path.glob(".*"))
+
+
+def test_other_peoples_folders_are_not_touched(clean, tmp_path):
+    (tmp_path / "fog.npy").write_bytes(b"published")
+    with pytest.raises(FileExistsError, match="files that are not ours"):
+        data.make(clean, tmp_path, names=NAMES)
+    assert [file.name for file in tmp_path.iterdir()] == ["fog.npy"]
+    data.make(clean, tmp_path / "C", names=("contrast",))
+    with pytest.raises(FileExistsError, match="another seed"):
+        data.make(clean, tmp_path / "C", names=("contrast",), seed=1)
+    with pytest.raises(FileExistsError, match="another fingerprint, images"):
+        data.make(clean.subset([1, 2]), tmp_path / "C", names=("contrast",))
+
+
+def test_damaged_arrays_are_refused(clean, tmp_path):
+    data.make(clean, tmp_path, names=NAMES)
+    np.save(tmp_path / "fog.npy", np.zeros((34, 32, 32, 3), dtype=np.uint8))
+    with pytest.raises(ValueError, match=r"expected bytes \(5 · N"):
+        data.load(str(tmp_path) + "/", corruption="fog")
+    np.save(tmp_path / "contrast.npy", np.array([{"a": 1}]), allow_pickle=True)
+    with pytest.raises(ValueError, match="not a readable"):
+        data.load(str(tmp_path) + "/", corruption="contrast")
+
+
+def test_the_file_is_mapped_not_loaded(clean, tmp_path):
+    data.make(clean, tmp_path, names=("fog",))
+    array = data.arrays(tmp_path, "fog", 1)
+    (tmp_path / "fog.npy").write_bytes((tmp_path / "fog.npy").read_bytes()[:-1] + b"\x07")
+    assert array.read(range(1)).shape == (1, 3, 32, 32)
+
+
+def test_on_the_command_line(tmp_path, capsys):
+    root = tree(tmp_path / "photos", size=(16, 16))
+    assert (
+        main(
+            [
+                "data",
+                "make",
+                "mine",
+                "--from",
+                str(root),
+                "--root",
+                str(tmp_path),
+                "--corruptions",
+                "fog",
+                "--jobs",
+                "1",
+            ]
+        )
+        == 0
+    )
+    assert "1 corruptions × 5 severities of 12 images" in capsys.readouterr().out
+    assert json.loads((tmp_path / "mine" / "medbn.json").read_text())["classes"] == ["ant", "bee", "cat"]
+    assert main(["data", "info", str(tmp_path / "mine"), "--corruption", "fog"]) == 0
+    assert "images       12" in capsys.readouterr().out
+    assert main(["data", "make", "digits-c", "--root", str(tmp_path), "--corruptions", "snow", "--jobs", "1"]) == 0
+    assert np.load(tmp_path / "digits-c" / "snow.npy").shape == (5 * 797, 16, 16, 3)
+    capsys.readouterr()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["data", "make", "nonsense"], "Available: cifar10-c, cifar100-c, digits-c"),
+        (["data", "make", "cifar10-c", "--root", "{}"], "medbn data fetch cifar10"),
+        (["data", "make", "digits-c", "--root", "{}", "--corruptions", "frog"], "Did you mean 'fog'"),
+        (["data", "make", "mine", "--from", "{}/none"], "no folder"),
+        (["data", "fetch", "cifar12"], "unknown dataset"),
+        (["data", "info", "imagenet-c", "--root", "{}"], "medbn data fetch imagenet-c"),
+        (["data"], "required: ACTION"),
+    ],
+)
+def test_wrong_commands_are_one_line_and_exit_2(arguments, message, tmp_path, capsys):
+    try:
+        code = main([argument.format(tmp_path) for argument in arguments])
+    except SystemExit as exit_:
+        code = exit_.code
+    printed = capsys.readouterr()
+    assert code == 2
+    assert message in printed.err
+    assert printed.err.count("\n") == 1
+    assert printed.out == ""
+
+
+def test_the_list_says_what_is_here(tmp_path, capsys):
+    (tmp_path / "cifar-10-batches-bin").mkdir()
+    assert main(["data", "list", "--root", str(tmp_path)]) == 0
+    lines = {line.split()[0]: line for line in capsys.readouterr().out.splitlines() if line}
+    assert "ships" in lines["digits"]
+    assert " here " in lines["cifar10"]
+    assert " - " in lines["imagenet-c"]
+
+
+def test_fetching_what_ships_needs_nothing(capsys):
+    assert main(["data", "fetch", "digits"]) == 0
+    assert "nothing to fetch" in capsys.readouterr().out
