@@ -1,0 +1,1 @@
+"""The test bench: what the paper measured, measured again."""
