@@ -12,7 +12,7 @@ help: ## show this list
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable ".[dev]"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable ".[bench,dev]"
 	@touch $@
 
 install: $(READY) ## create .venv with medbn and the development tools

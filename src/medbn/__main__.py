@@ -1,0 +1,8 @@
+"""``python -m medbn`` is ``medbn``."""
+
+import sys
+
+from .cli import main
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,84 @@
+"""What a terminal shows: bars where somebody looks, plain lines where nobody does."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Protocol
+
+
+class Bar(Protocol):
+    """Something that moves."""
+
+    def update(self, done: float, total: float | None = None, note: str = "") -> None:
+        """Show how far it is."""
+
+
+class _Quiet:
+    def update(self, done: float, total: float | None = None, note: str = "") -> None:
+        """Show nothing."""
+
+
+class _Lines:
+    """A line at the start of every fifth, and at the end; never more than one in two seconds in between."""
+
+    def __init__(self, title: str) -> None:
+        self.title, self.shown, self.last = title, -1, -2.0
+
+    def update(self, done: float, total: float | None = None, note: str = "") -> None:
+        """Print a line, unless one was printed a moment ago."""
+        fifth = int(5 * done / total) if total else 0
+        now = time.monotonic()
+        if fifth > self.shown and (fifth == 5 or now - self.last > 2):
+            self.shown, self.last = fifth, now
+            share = f" {100 * done / total:3.0f} %" if total else ""
+            print(f"{self.title}{share}{'  ' + note if note else ''}", file=sys.stderr, flush=True)
+
+
+@contextmanager
+def bar(title: str, *, quiet: bool = False, unit: str = "") -> Iterator[Bar]:
+    """A progress bar on stderr; ``unit`` "bytes" shows sizes and speed."""
+    if quiet:
+        yield _Quiet()
+        return
+    try:
+        if not sys.stderr.isatty():
+            raise ImportError
+        from rich import progress
+        from rich.console import Console
+    except ImportError:
+        yield _Lines(title)
+        return
+    size: Sequence[progress.ProgressColumn] = (
+        [progress.DownloadColumn(), progress.TransferSpeedColumn()] if unit == "bytes" else []
+    )
+    columns = [
+        progress.TextColumn("{task.description}"),
+        progress.BarColumn(),
+        progress.TaskProgressColumn(),
+        *size,
+        progress.TimeRemainingColumn(),
+        progress.TextColumn("{task.fields[note]}"),
+    ]
+    with progress.Progress(*columns, console=Console(stderr=True)) as shown:
+        task = shown.add_task(title, total=None, note="")
+
+        class Rich:
+            def update(self, done: float, total: float | None = None, note: str = "") -> None:
+                shown.update(task, completed=done, total=total, note=note)
+
+        yield Rich()
+
+
+def table(header: Sequence[str], rows: Sequence[Sequence[str]], *, right: Sequence[int] = ()) -> str:
+    """Aligned columns of text; ``right`` are the numbers of the columns that are aligned there."""
+    lines = [[str(cell) for cell in row] for row in (header, *rows)]
+    widths = [max(len(row[i]) for row in lines) for i in range(len(header))]
+    return "\n".join(
+        "  ".join(
+            cell.rjust(w) if i in right else cell.ljust(w) for i, (cell, w) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in lines
+    )

@@ -1,0 +1,150 @@
+"""Training: it learns, it repeats, it continues where it stopped, and what ships is what it makes."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from medbn import data, models, training
+from medbn.cli import main
+from medbn.training import Plan, accuracy, augmented, train
+
+
+def tiny() -> nn.Module:
+    torch.manual_seed(0)
+    return models.get("resnet-small", channels=1)
+
+
+@pytest.fixture(scope="module")
+def digits():
+    return data.load("digits", "train").subset(range(300))
+
+
+def test_it_learns_and_repeats_to_the_bit(digits):
+    plan = Plan(epochs=15)
+    epochs = []
+    one, two = tiny(), tiny()
+    last = train(one, digits, plan, test=data.load("digits"), report=epochs.append)
+    train(two, digits, plan)
+    assert [epoch.number for epoch in epochs] == list(range(1, 16))
+    assert epochs[0].loss > 2 * epochs[-1].loss
+    assert last.test_accuracy > 0.7
+    assert last.test_accuracy == accuracy(one, data.load("digits"))
+    assert models.fingerprint(one) == models.fingerprint(two)
+    assert not one.training
+    other = tiny()
+    train(other, digits, Plan(epochs=1, seed=1))
+    assert models.fingerprint(other) != models.fingerprint(one)
+
+
+def test_a_stopped_run_continues_to_the_same_bits(digits, tmp_path):
+    plan, path = Plan(epochs=3), tmp_path / "run.checkpoint"
+    whole = tiny()
+    train(whole, digits, plan)
+
+    def stop(epoch: training.Epoch) -> None:
+        if epoch.number == 2:
+            raise KeyboardInterrupt
+
+    stopped = tiny()
+    with pytest.raises(KeyboardInterrupt):
+        train(stopped, digits, plan, checkpoint=path, report=stop)
+    seen = []
+    continued = tiny()
+    train(continued, digits, plan, checkpoint=path, report=seen.append)
+    assert [epoch.number for epoch in seen] == [3]
+    assert models.fingerprint(continued) == models.fingerprint(whole)
+    again = train(tiny(), digits, plan, checkpoint=path, test=digits)  # all epochs are done: nothing but the score
+    assert again.test_accuracy is not None
+
+
+def test_a_foreign_checkpoint_is_refused(digits, tmp_path):
+    path = tmp_path / "run.checkpoint"
+    train(tiny(), digits, Plan(epochs=1), checkpoint=path)
+    with pytest.raises(ValueError, match="another lr"):
+        train(tiny(), digits, Plan(epochs=1, lr=0.2), checkpoint=path)
+    with pytest.raises(ValueError, match="another data"):
+        train(tiny(), digits.subset(range(250)), Plan(epochs=1), checkpoint=path)
+    path.write_bytes(b"nonsense")
+    with pytest.raises(ValueError, match="not a checkpoint"):
+        train(tiny(), digits, Plan(epochs=1), checkpoint=path)
+    assert path.read_bytes() == b"nonsense"
+
+
+def test_large_datasets_are_read_batch_by_batch_with_the_same_result(digits, monkeypatch):
+    one, two = tiny(), tiny()
+    train(one, digits, Plan(epochs=1))
+    monkeypatch.setattr(training, "IN_MEMORY", 0)
+    train(two, digits, Plan(epochs=1))
+    assert models.fingerprint(one) == models.fingerprint(two)
+
+
+def test_a_diverging_loss_is_an_error(digits):
+    with pytest.raises(ValueError, match="smaller lr"):
+        train(tiny(), digits, Plan(epochs=2, lr=1e20))
+
+
+@pytest.mark.parametrize("bad", [{"epochs": 0}, {"lr": -1.0}, {"batch_size": 0}])
+def test_bad_plans(bad):
+    with pytest.raises(ValueError, match="must be above 0"):
+        Plan(**bad)
+
+
+def test_augmentation_moves_and_mirrors_and_nothing_else():
+    image = torch.arange(1, 257, dtype=torch.int64).view(1, 1, 16, 16)
+    many = augmented(image.expand(200, 1, 16, 16), torch.Generator().manual_seed(0), mirrors=True)
+    plain = augmented(image.expand(200, 1, 16, 16), torch.Generator().manual_seed(0), mirrors=False)
+    padded = nn.functional.pad(image[0, 0], [2] * 4)
+    allowed = {padded[i : i + 16, j : j + 16].flatten().tolist().__str__() for i in range(5) for j in range(5)}
+    flipped = padded.flip(1)
+    mirrored = {flipped[i : i + 16, j : j + 16].flatten().tolist().__str__() for i in range(5) for j in range(5)}
+    seen = {str(one.flatten().tolist()) for one in many}
+    assert seen <= allowed | mirrored
+    assert seen & allowed
+    assert seen & mirrored
+    assert {str(one.flatten().tolist()) for one in plain} <= allowed
+
+
+def test_the_shipped_weights_are_good_and_small():
+    model = models.get("resnet-small", weights="shipped")
+    assert accuracy(model, data.load("digits")) > 0.98
+    import importlib.resources
+
+    file = importlib.resources.files("medbn.models") / "weights" / "resnet-small-digits.safetensors"
+    assert len(file.read_bytes()) < 1_000_000
+    noted = models.metadata(str(file))
+    assert (noted["data"], noted["model"], noted["seed"]) == ("digits", "resnet-small", "0")
+
+
+def test_on_the_command_line(tmp_path, capsys):
+    out = tmp_path / "model.safetensors"
+    assert main(["train", "resnet-small", "--data", "digits", "--epochs", "1", "--out", str(out), "--quiet"]) == 0
+    printed = capsys.readouterr().out
+    assert "1 epochs in" in printed
+    model = models.get("resnet-small", channels=1, weights=out)
+    assert f"{accuracy(model, data.load('digits')):.1%}" in printed
+    assert not list(tmp_path.glob(".*"))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["resnet-smal", "--data", "digits"], "Did you mean 'resnet-small'"),
+        (["resnet-small", "--data", "digit"], "Did you mean 'digits'"),
+        (["resnet-small", "--data", "digits", "--epochs", "0"], "epochs must be above 0"),
+        (["resnet-small", "--data", "digits", "--out", "weights.pt"], "ends in .safetensors"),
+        (["resnet-small", "--data", "digits", "--device", "abacus"], "abacus"),
+    ],
+)
+def test_wrong_commands_are_one_line_and_exit_2(arguments, message, capsys):
+    assert main(["train", *arguments]) == 2
+    printed = capsys.readouterr()
+    assert message in printed.err
+    assert printed.err.count("\n") == 1
+
+
+@pytest.mark.gpu
+def test_it_learns_on_a_gpu(digits):
+    last = train(tiny(), digits, Plan(epochs=10), test=data.load("digits"), device="cuda")
+    assert last.test_accuracy > 0.85
