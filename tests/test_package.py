@@ -14,7 +14,7 @@ import medbn
 from medbn import demo
 
 MODULES = [m.name for m in pkgutil.walk_packages(medbn.__path__, "medbn.")]
-README = (Path(__file__).parent.parent / "README.md").read_text(encoding="utf-8")
+ROOT = Path(__file__).parent.parent
 
 
 def run_python(*arguments):
@@ -45,14 +45,16 @@ def test_documented_examples_hold(module):
     assert results.failed == 0
 
 
-def test_the_readme_s_code_runs(monkeypatch, tmp_path):
+@pytest.mark.parametrize("document", ["README.md", "docs/data.md"])
+def test_code_in_documents_runs(document, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(medbn.estimators, "_registry", dict(medbn.estimators._registry))  # what it registers ends here
-    blocks = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)
+    text = (ROOT / document).read_text(encoding="utf-8")
+    blocks = re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL)
     assert blocks
     namespace = {}
     for block in blocks:  # in order, each with what the ones before it defined
-        exec(compile(block, "README.md", "exec"), namespace)
+        exec(compile(block, document, "exec"), namespace)
 
 
 @pytest.fixture(scope="module")
