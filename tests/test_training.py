@@ -59,6 +59,25 @@ def test_a_stopped_run_continues_to_the_same_bits(digits, tmp_path):
     assert again.test_accuracy is not None
 
 
+def test_dropout_continues_to_the_same_bits_too(digits, tmp_path):
+    def build() -> nn.Module:
+        torch.manual_seed(0)
+        return nn.Sequential(nn.Flatten(), nn.Dropout(0.5), nn.Linear(256, 10))
+
+    def stop(epoch: training.Epoch) -> None:
+        raise KeyboardInterrupt
+
+    whole, stopped, continued = build(), build(), build()
+    before = torch.get_rng_state()
+    train(whole, digits, Plan(epochs=2, lr=0.01))
+    assert torch.equal(torch.get_rng_state(), before)
+    with pytest.raises(KeyboardInterrupt):
+        train(stopped, digits, Plan(epochs=2, lr=0.01), checkpoint=tmp_path / "c", report=stop)
+    torch.rand(5)
+    train(continued, digits, Plan(epochs=2, lr=0.01), checkpoint=tmp_path / "c")
+    assert models.fingerprint(continued) == models.fingerprint(whole)
+
+
 def test_a_foreign_checkpoint_is_refused(digits, tmp_path):
     path = tmp_path / "run.checkpoint"
     train(tiny(), digits, Plan(epochs=1), checkpoint=path)
@@ -122,7 +141,7 @@ def test_on_the_command_line(tmp_path, capsys):
     assert main(["train", "resnet-small", "--data", "digits", "--epochs", "1", "--out", str(out), "--quiet"]) == 0
     printed = capsys.readouterr().out
     assert "1 epochs in" in printed
-    model = models.get("resnet-small", channels=1, weights=out)
+    model = models.get("resnet-small", weights=out)  # the file says how many channels and classes
     assert f"{accuracy(model, data.load('digits')):.1%}" in printed
     assert not list(tmp_path.glob(".*"))
 
@@ -134,7 +153,8 @@ def test_on_the_command_line(tmp_path, capsys):
         (["resnet-small", "--data", "digit"], "Did you mean 'digits'"),
         (["resnet-small", "--data", "digits", "--epochs", "0"], "epochs must be above 0"),
         (["resnet-small", "--data", "digits", "--out", "weights.pt"], "ends in .safetensors"),
-        (["resnet-small", "--data", "digits", "--device", "abacus"], "abacus"),
+        (["resnet-small", "--data", "digits", "--device", "abacus"], "'abacus' is not usable"),
+        (["json:dumps", "--data", "digits"], "json:dumps"),
     ],
 )
 def test_wrong_commands_are_one_line_and_exit_2(arguments, message, capsys):

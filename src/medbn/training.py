@@ -75,6 +75,21 @@ def train(
     or dataset is refused. On a GPU it computes in bfloat16. The same seed gives the same bits on the same machine.
     """
     plan = plan or Plan()
+    devices = range(torch.cuda.device_count())
+    with torch.random.fork_rng(devices):
+        torch.manual_seed(plan.seed)  # for what the model itself draws, such as dropout
+        return _train(model, dataset, plan, test, device, checkpoint, report)
+
+
+def _train(
+    model: nn.Module,
+    dataset: Dataset,
+    plan: Plan,
+    test: Dataset | None,
+    device: str | torch.device | None,
+    checkpoint: str | Path | None,
+    report: Callable[[Epoch], object] | None,
+) -> Epoch:
     device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     on_gpu = device.type == "cuda"
     model = model.to(device).to(memory_format=torch.channels_last).train()  # type: ignore[call-overload]
@@ -170,7 +185,8 @@ def _keep(path: Path, parts: dict[str, Any], generator: torch.Generator, key: di
     state = {name: part.state_dict() for name, part in parts.items()}
     partial = path.with_name(f".{path.name}.{secrets.token_hex(4)}.partial")
     try:
-        torch.save({**state, "generator": generator.get_state(), "key": key, "epoch": epoch}, partial)
+        random = [torch.get_rng_state(), *torch.cuda.get_rng_state_all()]
+        torch.save({**state, "generator": generator.get_state(), "random": random, "key": key, "epoch": epoch}, partial)
         os.replace(partial, path)
     finally:
         partial.unlink(missing_ok=True)
@@ -192,4 +208,6 @@ def _resume(path: Path, parts: dict[str, Any], generator: torch.Generator, key: 
     for name, part in parts.items():
         part.load_state_dict(state[name])
     generator.set_state(state["generator"])
+    torch.set_rng_state(state["random"][0])
+    torch.cuda.set_rng_state_all(state["random"][1:])
     return int(state["epoch"])

@@ -84,15 +84,11 @@ def test_grey_and_oblong_images(name, shape):
     assert not torch.equal(result, grey)
 
 
-@pytest.mark.parametrize("name", ["gaussian_noise", "defocus_blur", "fog", "pixelate", "snow", "frost", "glass_blur"])
-def test_large_images(name):
-    images = photographs(224, 2)
-    assert make(images, name, 2).shape == images.shape
-
-
 @pytest.mark.parametrize("name", sorted(set(NAMES) - NOT_MONOTONE))
-@pytest.mark.parametrize("size", [32, 64])
+@pytest.mark.parametrize("size", [32, 64, 224])
 def test_damage_grows_with_severity(name, size):
+    if (name, size) == ("fog", 224):
+        pytest.skip("severities 3 and 4 of ImageNet-C's fog have the same strength and differ in roughness alone")
     images = photographs(size)
     quality = [psnr(make(images, name, severity), images) for severity in SEVERITIES]
     assert quality == sorted(quality, reverse=True)
@@ -176,8 +172,9 @@ def test_pixelate_makes_blocks_at_224():
 
 def test_blurs_keep_a_flat_image_and_pixelate_does_too():
     for name in ("defocus_blur", "glass_blur", "motion_blur", "zoom_blur", "pixelate", "elastic_transform"):
-        result = make(flat(100, 3), name, 5).int()
-        assert (result - 100).abs().max() <= 1  # rounded down from 99.99...
+        for value in (1, 100, 128, 255):
+            for severity in SEVERITIES:
+                assert make(flat(value, 3), name, severity).unique().tolist() == [value], (name, severity)
 
 
 @pytest.mark.parametrize("sigma", [0.05, 0.25, 0.4, 1.5])

@@ -88,9 +88,11 @@ def test_damaged_arrays_are_refused(clean, tmp_path):
 
 def test_the_file_is_mapped_not_loaded(clean, tmp_path):
     data.make(clean, tmp_path, names=("fog",))
-    array = data.arrays(tmp_path, "fog", 1)
-    (tmp_path / "fog.npy").write_bytes((tmp_path / "fog.npy").read_bytes()[:-1] + b"\x07")
-    assert array.read(range(1)).shape == (1, 3, 32, 32)
+    dataset = data.arrays(tmp_path, "fog", 1)
+    on_disk = np.load(tmp_path / "fog.npy", mmap_mode="r+")
+    on_disk[0] = 7
+    on_disk.flush()
+    assert dataset.read(range(1)).unique().tolist() == [7]
 
 
 def test_on_the_command_line(tmp_path, capsys):
@@ -119,6 +121,7 @@ def test_on_the_command_line(tmp_path, capsys):
     assert "images       12" in capsys.readouterr().out
     assert main(["data", "make", "digits-c", "--root", str(tmp_path), "--corruptions", "snow", "--jobs", "1"]) == 0
     assert np.load(tmp_path / "digits-c" / "snow.npy").shape == (5 * 797, 16, 16, 3)
+    assert data.load("digits-c", corruption="snow", root=tmp_path).classes[3] == "3"
     capsys.readouterr()
 
 
@@ -132,6 +135,9 @@ def test_on_the_command_line(tmp_path, capsys):
         (["data", "fetch", "cifar12"], "unknown dataset"),
         (["data", "info", "imagenet-c", "--root", "{}"], "medbn data fetch imagenet-c"),
         (["data"], "required: ACTION"),
+        (["data", "make", "digits-c", "--size", "64"], "--size goes with --from"),
+        (["data", "make", "digits-c", "--jobs", "0"], "whole number from 1"),
+        (["data", "fetch", "digits-c", "--root", "{}"], "made, not fetched"),
     ],
 )
 def test_wrong_commands_are_one_line_and_exit_2(arguments, message, tmp_path, capsys):
@@ -147,12 +153,55 @@ def test_wrong_commands_are_one_line_and_exit_2(arguments, message, tmp_path, ca
 
 
 def test_the_list_says_what_is_here(tmp_path, capsys):
-    (tmp_path / "cifar-10-batches-bin").mkdir()
+    for name in ("cifar-10-batches-bin/test_batch.bin", "CIFAR-10-C/fog.npy"):
+        (tmp_path / name).parent.mkdir()
+        (tmp_path / name).touch()
     assert main(["data", "list", "--root", str(tmp_path)]) == 0
     lines = {line.split()[0]: line for line in capsys.readouterr().out.splitlines() if line}
     assert "ships" in lines["digits"]
     assert " here " in lines["cifar10"]
     assert " - " in lines["imagenet-c"]
+    assert " in part " in lines["cifar10-c"]
+
+
+def test_fetching_over_a_made_folder_is_refused(tmp_path, capsys):
+    (tmp_path / "CIFAR-10-C").mkdir()
+    (tmp_path / "CIFAR-10-C" / "fog.npy").touch()
+    assert main(["data", "fetch", "cifar10-c", "--root", str(tmp_path)]) == 2
+    assert "holds a part of cifar10-c already" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("wrong", [{"seed": -1}, {"jobs": 0}, {"names": ("frog",)}])
+def test_a_call_that_is_wrong_does_not_claim_the_folder(clean, tmp_path, wrong):
+    with pytest.raises(ValueError, match=r"seed|jobs|frog"):
+        data.make(clean, tmp_path / "C", **{"names": NAMES, **wrong})
+    assert not (tmp_path / "C").exists()
+
+
+def test_a_full_disk_leaves_no_half_file(clean, tmp_path, monkeypatch):
+    def full(name: str, done: int, total: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    with pytest.raises(OSError, match="No space"):
+        data.make(clean, tmp_path, names=NAMES, report=full)
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["labels.npy", "medbn.json"]
+
+
+@pytest.mark.parametrize("text", ["{}", "[]", "nonsense"])
+def test_a_damaged_manifest_is_named(clean, tmp_path, text):
+    data.make(clean, tmp_path, names=("fog",))
+    (tmp_path / "medbn.json").write_text(text)
+    for act in (lambda: data.make(clean, tmp_path, names=NAMES), lambda: data.load(tmp_path, corruption="fog")):
+        with pytest.raises(ValueError, match=r"medbn\.json is damaged"):
+            act()
+
+
+def test_other_photographs_of_frost_are_other_images(clean, tmp_path, frost_photographs):
+    data.make(clean, tmp_path / "C", names=("frost",), frost=frost_photographs)
+    with pytest.raises(FileExistsError, match="another frost"):
+        data.make(clean, tmp_path / "C", names=("frost",), frost="synthetic")
+    one, two = (data.corrupted(clean, "frost", 5, frost=frost) for frost in (frost_photographs, "synthetic"))
+    assert one.fingerprint != two.fingerprint
 
 
 def test_fetching_what_ships_needs_nothing(capsys):

@@ -110,9 +110,9 @@ def test_batches_in_order_in_two_dtypes_from_anywhere(root):
     assert torch.equal(floats[0][0], whole[8:16].float() / 255)
     assert len(list(dataset.batches(8, drop_last=True))) == 3
     assert list(dataset.batches(8, first=9)) == []
-    for bad in ({"size": 0}, {"size": 8, "dtype": torch.int64}):
-        with pytest.raises(ValueError, match=r"batch|dtype"):
-            next(dataset.batches(**bad))
+    for bad in ({"size": 0}, {"size": 8, "dtype": torch.int64}, {"size": 8, "first": -1}):
+        with pytest.raises(ValueError, match=r"batch|dtype|negative"):
+            dataset.batches(**bad)
 
 
 def test_a_consumer_that_stops_early_leaves_no_thread(root):
@@ -160,6 +160,49 @@ def test_subset_and_shuffle(root):
     assert torch.equal(mixed.read(range(30)), dataset.shuffled(0).read(range(30)))
     with pytest.raises(ValueError, match="from 0 to 29"):
         dataset.subset([30])
+
+
+def test_subsets_of_subsets_and_of_corrupted_images(root):
+    dataset = data.load("cifar10", root=root)
+    nested = dataset.shuffled(0).subset(range(3, 9)).subset([4, 0])
+    order = dataset.shuffled(0).read(range(30))
+    assert torch.equal(nested.read(range(2)), order[[7, 3]])
+    assert torch.equal(next(nested.batches(2, dtype=torch.uint8))[0], order[[7, 3]])
+    assert torch.equal(dataset.read(range(0, 10, 3)), dataset.read(range(10))[::3])
+    for wrong in (torch.ones(30, dtype=torch.bool), [1.7], [[1]]):
+        with pytest.raises(ValueError, match="takes a list of numbers"):
+            dataset.subset(wrong)
+    assert dataset.subset([]).read([]).shape == (0, 3, 32, 32)
+    assert data.corrupted(dataset, "fog", 1).read([]).shape == (0, 3, 32, 32)
+
+
+def test_what_a_batch_holds_is_the_callers(root):
+    dataset = data.load("cifar10", root=root)
+    before = dataset.read(range(30)).clone(), dataset.labels.clone()
+    images, labels = next(dataset.batches(10, dtype=torch.uint8))
+    images.zero_()
+    labels.fill_(7)
+    assert torch.equal(dataset.read(range(30)), before[0])
+    assert torch.equal(dataset.labels, before[1])
+
+
+def test_a_folders_fingerprint_follows_contents_and_labels(tmp_path):
+    root = tmp_path / "bmp"
+    for kind in "ab":
+        (root / kind).mkdir(parents=True)
+        Image.fromarray(np.full((8, 8, 3), ord(kind), dtype=np.uint8)).save(root / kind / "0.bmp")
+    subset = ["a/0.bmp", "b/0.bmp"]
+    seen = {data.folder(root, subset=subset).fingerprint}
+    Image.fromarray(np.zeros((8, 8, 3), dtype=np.uint8)).save(root / "a" / "0.bmp")  # the same size
+    seen.add(data.folder(root, subset=subset).fingerprint)
+    (root / "A0").mkdir()  # moves all labels by one
+    seen.add(data.folder(root, subset=subset).fingerprint)
+    assert len(seen) == 3
+
+
+def test_folders_below_class_folders_count(tmp_path):
+    tree(tmp_path / "photos" / "cat", classes=("x", "y"), count=2)
+    assert len(data.folder(tmp_path / "photos")) == 4
 
 
 def test_corrupted_as_read_equals_corrupted_at_once(root):

@@ -46,9 +46,11 @@ def main(arguments: list[str] | None = None) -> int:
         # Whoever read our output has gone (``medbn ... | head``). Python would complain once more while closing it.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
-    except (ValueError, OSError, ImportError, RuntimeError) as error:
+    except Exception as error:
         if os.environ.get("MEDBN_DEBUG"):
             raise
         text = " ".join(str(error).split()) or type(error).__name__
+        if not isinstance(error, ValueError | OSError | ImportError | RuntimeError | TypeError):
+            text = f"{type(error).__name__}: {text} (MEDBN_DEBUG=1 shows where)"
         print(f"medbn: {text}", file=sys.stderr)
         return 2

@@ -33,12 +33,14 @@ def add(commands: Any) -> None:
     )
     made.add_argument("name", metavar="NAME", help="cifar10-c, cifar100-c, digits-c, or a name for --from")
     made.add_argument("--from", dest="source", metavar="FOLDER", help="corrupt your own images: FOLDER/CLASS/IMAGE")
-    made.add_argument("--size", type=int, metavar="PX", help="with --from: scale and cut images to PX × PX")
+    made.add_argument(
+        "--size", type=terminal.positive, metavar="PX", help="with --from: scale and cut images to PX × PX"
+    )
     made.add_argument("--out", metavar="FOLDER", help="where to write (default: below the root)")
     made.add_argument("--corruptions", nargs="+", metavar="C", help="only these (default: all 15)")
     made.add_argument("--frost", metavar="FOLDER", help="photographs of frost, or 'synthetic' for a drawn texture")
     made.add_argument("--seed", type=int, default=0, help="of the noise (default: 0)")
-    made.add_argument("--jobs", type=int, help="processes (default: one per core)")
+    made.add_argument("--jobs", type=terminal.positive, help="processes (default: one per core)")
     _root(made)
     made.set_defaults(run=make)
 
@@ -64,7 +66,8 @@ def show(options: argparse.Namespace) -> None:
     rows = []
     for source in data.SOURCES.values():
         size = sum(archive.size or 0 for archive, _, _ in source.archives)
-        here = "ships" if source.folder is None else "here" if source.present(options.root) else "-"
+        here = "here" if source.complete(options.root) else "in part" if source.present(options.root) else "-"
+        here = "ships" if source.folder is None else here
         rows.append((source.name, here, f"{size / 1e9:.2f} GB" if size else "", source.about))
     print(terminal.table(("name", "", "download", "what it is"), rows, right=(2,)))
     print(f"\nroot: {data.find_root(options.root)}")
@@ -96,16 +99,17 @@ def make(options: argparse.Namespace) -> None:
         source = data.folder(options.source, size=options.size)
         default = data.find_root(options.root) / options.name
     else:
-        clean = {**{s.name: s.clean for s in data.SOURCES.values() if s.clean}, "digits-c": "digits"}
+        if options.size:
+            raise ValueError("--size goes with --from: the named datasets have a size.")
+        clean = {s.name: s.clean for s in data.SOURCES.values() if s.clean}
         if options.name not in clean:
             from .._names import unknown
 
             raise unknown("dataset to make (or give your own with --from FOLDER)", options.name, clean)
         source = data.load(str(clean[options.name]), root=options.root)
-        known = data.SOURCES.get(options.name)
-        default = known.path(options.root) if known else data.find_root(options.root) / options.name
+        default = data.get(options.name).path(options.root)
     with terminal.bar(options.name) as bar:
-        names = options.corruptions or data.corruptions.NAMES
+        names = tuple(dict.fromkeys(options.corruptions or data.corruptions.NAMES))
         made = data.make(
             source,
             Path(options.out) if options.out else default,

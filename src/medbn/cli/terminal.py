@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -70,6 +71,31 @@ def bar(title: str, *, quiet: bool = False, unit: str = "") -> Iterator[Bar]:
                 shown.update(task, completed=done, total=total, note=note)
 
         yield Rich()
+
+
+def device(given: str | None) -> str:
+    """The device to compute on: as given, if it is there; else a GPU where there is one."""
+    import torch
+
+    if given is None:
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        kind = torch.device(given)
+        torch.empty(0, device=kind)
+    except (RuntimeError, AssertionError, NotImplementedError):
+        raise ValueError(f"the device {given!r} is not usable here; try --device cpu.") from None
+    return given
+
+
+def positive(text: str) -> int:
+    """A whole number from 1 on, for argparse."""
+    try:
+        number = int(text)
+    except ValueError:
+        number = 0
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"a whole number from 1 on is expected, not {text!r}")
+    return number
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]], *, right: Sequence[int] = ()) -> str:

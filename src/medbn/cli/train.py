@@ -50,7 +50,9 @@ def run(options: argparse.Namespace) -> None:
     checkpoint = out.with_name(f".{out.name}.checkpoint")
     if options.fresh:
         checkpoint.unlink(missing_ok=True)
-    device = torch.device(options.device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    if out.is_dir() or checkpoint.is_dir():
+        raise ValueError(f"{out} is a folder; give a file.")
+    device = terminal.device(options.device)
     torch.manual_seed(options.seed)
     model = models.get(options.model, classes=len(images.classes), channels=images.shape[0])
     if checkpoint.exists() and not options.quiet:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from . import corruptions
-from .dataset import Dataset, Indices, digest
+from .dataset import Dataset, Indices, digest, positions
 
 MANIFEST = "medbn.json"
 """What ``medbn data make`` leaves beside the arrays."""
@@ -24,8 +25,11 @@ def arrays(
     if severity not in corruptions.SEVERITIES:
         raise ValueError(f"severity must be 1, 2, 3, 4 or 5, got {severity!r}.")
     if not (folder / f"{corruption}.npy").is_file():
-        corruptions.get(corruption)
+        if corruption:
+            corruptions.get(corruption)
         there = ", ".join(known for known in corruptions.NAMES if (folder / f"{known}.npy").is_file()) or "none"
+        if not corruption:
+            raise ValueError(f"{folder} needs a corruption: {there}.")
         raise FileNotFoundError(f"no {corruption}.npy in {folder}; it has {there}.")
     images, labels = _mapped(folder / f"{corruption}.npy"), _mapped(folder / "labels.npy")
     if images.ndim != 4 or images.shape[3] != 3 or images.dtype != np.uint8 or len(images) % 5 or not len(images):
@@ -44,7 +48,8 @@ def arrays(
         raise ValueError(f"labels.npy of {folder} has labels outside 0 to {len(classes) - 1}.")
 
     def read(some: Indices) -> Tensor:
-        chosen = images[some.start : some.stop] if isinstance(some, range) else images[np.asarray(some)]
+        in_a_row = isinstance(some, range) and some.step == 1
+        chosen = images[some.start : some.stop] if in_a_row else images[positions(some).numpy()]  # type: ignore[union-attr]
         return torch.from_numpy(np.array(chosen)).permute(0, 3, 1, 2).contiguous()
 
     return Dataset(
@@ -59,10 +64,22 @@ def arrays(
 
 
 def _classes(folder: Path, count: int) -> tuple[str, ...]:
+    noted = manifest(folder)
+    return tuple(noted["classes"]) if noted else tuple(str(number) for number in range(count))
+
+
+def manifest(folder: Path) -> dict[str, Any] | None:
+    """What ``medbn data make`` has noted about a folder; None if it did not make it."""
     file = folder / MANIFEST
-    if file.is_file():
-        return tuple(json.loads(file.read_text())["classes"])
-    return tuple(str(number) for number in range(count))
+    if not file.is_file():
+        return None
+    try:
+        noted = json.loads(file.read_text())
+        if isinstance(noted["classes"], list) and noted["made by"]:
+            return dict(noted)
+    except (ValueError, KeyError, TypeError):
+        pass
+    raise ValueError(f"{file} is damaged. Remove the folder and make it again.")
 
 
 def _mapped(file: Path) -> np.ndarray:

@@ -43,14 +43,21 @@ class Source:
         return find_root(root) / (self.folder or "")
 
     def present(self, root: str | Path | None = None) -> bool:
-        """Whether it is there."""
-        return self.folder is None or self.path(root).is_dir()
+        """Whether it is there, at least in part; what is missing in it shows when it is opened."""
+        return self.folder is None or (self.path(root).is_dir() and any(self.path(root).iterdir()))
+
+    def complete(self, root: str | Path | None = None) -> bool:
+        """Whether all of it is there."""
+        if not self.present(root):
+            return False
+        if self.clean:
+            return all((self.path(root) / f"{name}.npy").is_file() for name in corruptions.NAMES)
+        return all((find_root(root) / target).is_dir() for _, target, _ in self.archives)
 
     def hint(self) -> str:
         """The command that gets it."""
-        if self.clean:
-            return f"medbn data fetch {self.name}, or medbn data make {self.name}"
-        return f"medbn data fetch {self.name}"
+        ways = [f"medbn data fetch {self.name}"] if self.archives else []
+        return ", or ".join(ways + ([f"medbn data make {self.name}"] if self.clean else []))
 
 
 def _zenodo(record: int, file: str, md5: str, gigabytes: float) -> Archive:
@@ -123,6 +130,14 @@ SOURCES: dict[str, Source] = {
             clean="cifar100",
         ),
         Source(
+            "digits-c",
+            "the test digits, corrupted in 15 ways",
+            "digits-c",
+            lambda path, corruption, severity: arrays(path, corruption, severity, name="digits-c"),
+            corrupted=True,
+            clean="digits",
+        ),
+        Source(
             "imagenet-c",
             "ImageNet's validation images, corrupted in 15 ways, 224 × 224 px",
             "ImageNet-C",
@@ -138,7 +153,7 @@ def available() -> list[str]:
     """The names that ``load`` accepts, besides folders of the user's own.
 
     >>> available()
-    ['digits', 'cifar10', 'cifar100', 'cifar10-c', 'cifar100-c', 'imagenet-c']
+    ['digits', 'cifar10', 'cifar100', 'cifar10-c', 'cifar100-c', 'digits-c', 'imagenet-c']
     """
     return list(SOURCES)
 
@@ -165,7 +180,7 @@ def find_root(root: str | Path | None = None) -> Path:
 
 
 def load(
-    name: str,
+    name: str | Path,
     split: str = "test",
     *,
     corruption: str | None = None,
@@ -185,9 +200,11 @@ def load(
     """
     if split not in ("train", "test"):
         raise unknown("split", split, ("train", "test"))
-    if os.sep in name or "/" in name or name in (".", ".."):
+    if isinstance(name, Path) or os.sep in name or "/" in name or name in (".", ".."):
         if (Path(name) / "labels.npy").is_file():
-            return arrays(name, corruption or "", severity)
+            if split != "test":
+                raise ValueError(f"{name} has only a test split.")
+            return arrays(name, corruption or "", severity, **options)
         dataset = folders.folder(name, split=split, **options)
     else:
         source = get(name)
@@ -213,6 +230,8 @@ def corrupted(
 
     def read(some: Indices) -> Tensor:
         images = dataset.read(some)
+        if not len(some):
+            return images
         if isinstance(some, range) and some.step == 1:
             return corruptions.corrupt(images, corruption, severity, seed=seed, first=some.start, frost=frost)
         return _one_by_one(images, [int(number) for number in some])
@@ -225,9 +244,7 @@ def corrupted(
         return result
 
     def identify() -> str:
-        texture = ""
-        if corruption == "frost":
-            texture = "synthetic" if frost == "synthetic" else "photographs"
+        texture = corruptions.frost_fingerprint(frost) if corruption == "frost" else ""
         return digest(dataset.fingerprint, corruption, f"{severity} {seed} {corruptions.VERSION}", texture)
 
     return Dataset(
@@ -255,7 +272,13 @@ def obtain(
     """
     source = get(name)
     if not source.archives:
+        if not source.present(root):
+            raise FileNotFoundError(f"{name} is made, not fetched: {source.hint()}.")
         return source.path(root)
+    if source.clean and source.present(root) and not source.complete(root):
+        raise FileExistsError(
+            f"{source.path(root)} holds a part of {name} already: finish it with medbn data make {name}, or remove it."
+        )
     place = find_root(root)
     place.mkdir(parents=True, exist_ok=True)
     for archive, target, inside in source.archives:

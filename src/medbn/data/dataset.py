@@ -65,18 +65,25 @@ class Dataset:
         limit: int | None = None,
         drop_last: bool = False,
     ) -> Iterator[tuple[Tensor, Tensor]]:
-        """Images and labels in order, the next batch being read while the caller works on this one.
+        """Images and labels in order, the caller's to keep; the next batch is read while the caller works on this one.
 
         ``dtype`` torch.uint8 gives bytes, a floating one values in [0, 1]. ``first`` is the number of the batch to
         start with, ``limit`` the most batches to give, ``drop_last`` leaves an incomplete last one out.
         """
         if size < 1:
             raise ValueError(f"a batch has at least one image, got size={size}.")
+        if first < 0 or (limit is not None and limit < 0):
+            raise ValueError(f"first and limit must not be negative, got first={first}, limit={limit}.")
         if dtype != torch.uint8 and not dtype.is_floating_point:
             raise ValueError(f"dtype must be torch.uint8 or a floating one, got {dtype}.")
         count = len(self) // size if drop_last else -(-len(self) // size)
         last = count if limit is None else min(count, first + limit)
         numbers = [range(size * k, min(size * (k + 1), len(self))) for k in range(first, last)]
+        return self._stream(numbers, dtype, device)
+
+    def _stream(
+        self, numbers: Sequence[range], dtype: torch.dtype, device: torch.device | str | None
+    ) -> Iterator[tuple[Tensor, Tensor]]:
         with ThreadPoolExecutor(1, thread_name_prefix="medbn-data") as reader:
             ahead = reader.submit(self.read, numbers[0]) if numbers else None
             for position, chosen in enumerate(numbers):
@@ -84,19 +91,21 @@ class Dataset:
                 images = ahead.result()
                 ahead = reader.submit(self.read, numbers[position + 1]) if position + 1 < len(numbers) else None
                 images = images.to(device)
-                labels = self.labels[chosen.start : chosen.stop].to(device)
+                labels = self.labels[chosen.start : chosen.stop].clone().to(device)
                 yield (images if dtype == torch.uint8 else images.to(dtype) / 255), labels
 
     def subset(self, numbers: Sequence[int] | Tensor) -> Dataset:
         """Only these images, in this order."""
-        chosen = torch.as_tensor(numbers, dtype=torch.int64)
-        if chosen.dim() != 1 or (len(chosen) and not 0 <= int(chosen.min()) <= int(chosen.max()) < len(self)):
+        chosen = torch.as_tensor(numbers)
+        whole = not len(chosen) or not (chosen.is_floating_point() or chosen.dtype == torch.bool)
+        if chosen.dim() != 1 or not whole or (len(chosen) and not 0 <= chosen.min() <= chosen.max() < len(self)):
             raise ValueError(f"a subset of {self.name!r} takes a list of numbers from 0 to {len(self) - 1}.")
+        chosen = chosen.long()
         read, identify = self.read, self.identify
         return replace(
             self,
             labels=self.labels[chosen],
-            read=lambda some: read(chosen[some.start : some.stop] if isinstance(some, range) else chosen[list(some)]),  # type: ignore[arg-type]
+            read=lambda some: read(chosen[positions(some)].tolist()),
             identify=lambda: digest(identify(), chosen.numpy()),
         )
 
@@ -105,14 +114,21 @@ class Dataset:
         return self.subset(np.random.default_rng(seed).permutation(len(self)).tolist())
 
 
+def positions(some: Indices) -> Tensor:
+    """Numbers of images as a tensor to index with."""
+    return torch.as_tensor(list(some), dtype=torch.int64)
+
+
 def digest(*parts: str | bytes | np.ndarray) -> str:
     """A short hash of texts and arrays."""
     total = hashlib.blake2b(digest_size=16)
     for part in parts:
-        data = part.encode() if isinstance(part, str) else part
-        if isinstance(data, np.ndarray):
-            total.update(repr((data.shape, data.dtype.str)).encode())
-            data = np.ascontiguousarray(data).tobytes()
+        data: bytes | memoryview
+        if isinstance(part, np.ndarray):
+            total.update(repr((part.shape, part.dtype.str)).encode())
+            data = np.ascontiguousarray(part).reshape(-1).view(np.uint8).data
+        else:
+            data = part.encode() if isinstance(part, str) else part
         total.update(len(data).to_bytes(8, "little"))
         total.update(data)
     return total.hexdigest()
@@ -135,7 +151,7 @@ def of_array(
         tuple(classes),
         labels,
         (channels, height, width),
-        lambda some: images[some.start : some.stop] if isinstance(some, range) else images[torch.as_tensor(some)],
+        lambda some: images[positions(some)],
         lambda: digest(images.numpy(), labels.numpy()),
         mirrors,
     )

@@ -13,6 +13,7 @@ import logging
 import os
 import re
 import shutil
+import socket
 import ssl
 import tarfile
 import time
@@ -262,6 +263,8 @@ class Resuming:
             reason = error.reason if isinstance(error, URLError) else error
             if isinstance(reason, ssl.SSLCertVerificationError | http.client.InvalidURL):
                 raise DownloadError(f"{url}: {reason}. Nothing was downloaded.") from error
+            if isinstance(reason, socket.gaierror):
+                raise DownloadError(f"{url}: its host is not found ({reason}). Is there a network?") from error
             raise _DroppedError(f"no connection ({reason})") from error
         if response.status == 206 and not self._fits(response, done):
             response.close()

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from . import corruptions
 from .dataset import Dataset, Indices, digest
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".ppm", ".tif", ".tiff")
@@ -45,7 +46,7 @@ def folder(
         files = [
             f"{kind}/{file}"
             for kind in classes
-            for file in sorted(os.listdir(root / kind))
+            for file in sorted(_below(root / kind))
             if file.lower().endswith(SUFFIXES)
         ]
         if shuffle is not None:
@@ -61,26 +62,30 @@ def folder(
     if not files:
         raise ValueError(f"no images in {root}: expected files that end in {', '.join(SUFFIXES)}.")
     height, width = (size, size) if isinstance(size, int) else size or _size_of(root / files[0])
+    if min(height, width) < 1:
+        raise ValueError(f"size must be at least 1, got {size}.")
     numbers = {kind: number for number, kind in enumerate(classes)}
     labels = torch.tensor([numbers[file.split("/")[0]] for file in files])
-    pool = ThreadPoolExecutor(workers or min(8, os.cpu_count() or 1), thread_name_prefix="medbn-decode")
+    workers = workers or min(8, os.cpu_count() or 1)
 
     def read(some: Indices) -> Tensor:
-        pictures = list(pool.map(lambda i: decoded(root / files[i], height, width), some))
+        with ThreadPoolExecutor(workers, thread_name_prefix="medbn-decode") as pool:
+            pictures = list(pool.map(lambda i: decoded(root / files[i], height, width), some))
         if not pictures:
             return torch.empty(0, 3, height, width, dtype=torch.uint8)
         return torch.from_numpy(np.stack(pictures)).permute(0, 3, 1, 2).contiguous()
 
     def identify() -> str:
-        # Names, order and sizes of the files: reading tens of thousands of images only to name them would be absurd.
-        sizes = "\n".join(f"{file} {(root / file).stat().st_size}" for file in files)
-        return digest(f"{height}x{width}", sizes)
+        with ThreadPoolExecutor(workers, thread_name_prefix="medbn-decode") as pool:
+            contents = list(pool.map(lambda file: digest((root / file).read_bytes()), files))
+        return digest(f"{height}x{width}", "\n".join(contents), labels.numpy(), "\n".join(classes))
 
     return Dataset(name or root.name, split, classes, labels, (3, height, width), read, identify)
 
 
 def imagenet_c(path: Path, corruption: str, severity: int, subset: Sequence[str] | str | Path | None = None) -> Dataset:
     """One corruption at one severity of ImageNet-C, all 50,000 images unless a subset is listed."""
+    corruptions.get(corruption)
     for place in (path, *(path / group for group in ("noise", "blur", "weather", "digital"))):
         found = place / corruption / str(severity)
         if found.is_dir():
@@ -95,7 +100,7 @@ def decoded(file: Path, height: int, width: int) -> np.ndarray:
     try:
         with Image.open(file) as opened:
             image = opened.convert("RGB")
-    except (UnidentifiedImageError, OSError) as error:
+    except (UnidentifiedImageError, Image.DecompressionBombError, OSError) as error:
         raise ValueError(f"{file} is not a readable image: {error}") from None
     if image.size != (width, height):
         scale = 8 / 7 * max(height / image.height, width / image.width)
@@ -106,8 +111,16 @@ def decoded(file: Path, height: int, width: int) -> np.ndarray:
     return np.asarray(image)
 
 
-def _size_of(file: Path) -> tuple[int, int]:
-    from PIL import Image
+def _below(folder: Path) -> list[str]:
+    """All files below a folder, as paths with slashes."""
+    return [file.relative_to(folder).as_posix() for file in folder.rglob("*") if file.is_file()]
 
-    with Image.open(file) as image:
-        return image.height, image.width
+
+def _size_of(file: Path) -> tuple[int, int]:
+    from PIL import Image, UnidentifiedImageError
+
+    try:
+        with Image.open(file) as image:
+            return image.height, image.width
+    except (UnidentifiedImageError, Image.DecompressionBombError, OSError) as error:
+        raise ValueError(f"{file} is not a readable image: {error}") from None

@@ -17,6 +17,7 @@ import torch
 
 from . import corruptions
 from .arrays import MANIFEST
+from .arrays import manifest as noted
 from .dataset import Dataset
 
 _IMAGES_AT_ONCE = 500
@@ -42,18 +43,23 @@ def make(
     names: Sequence[str] = corruptions.NAMES,
     seed: int = 0,
     frost: str | Path | None = None,
-    jobs: int | None = None,
+    jobs: int = 1,
     report: Report | None = None,
 ) -> Made:
     """Write every corruption at all five severities as ``folder/NAME.npy``, beside ``labels.npy``: CIFAR-C's layout.
 
     A file holds (5 · N, H, W, 3) bytes, severity by severity; images of one channel are written as grey. Each file
     appears when it is complete, so a call that was stopped is continued by repeating it. A folder that another seed,
-    dataset or tool has filled is refused. ``jobs`` processes share the work (by default, one per core).
+    dataset or tool has filled is refused. ``jobs`` processes share the work; a script that
+    asks for several must be importable (``if __name__ == "__main__":``).
     """
-    folder = Path(folder)
+    folder, names = Path(folder), tuple(dict.fromkeys(names))
     for name in names:
         corruptions.check(name, 5, frost)
+    if jobs < 1:
+        raise ValueError(f"jobs must be at least 1, got {jobs}.")
+    if len(dataset):  # what is wrong with the images or the seed shows before the folder is ours
+        corruptions.corrupt(dataset.read(range(1)), "contrast", 1, seed=seed)
     _claim(folder, _manifest(dataset, seed, frost))
     small = np.uint8 if len(dataset.classes) <= 256 else np.int64
     _save(folder / "labels.npy", np.tile(dataset.labels.numpy().astype(small), 5))
@@ -64,33 +70,36 @@ def make(
         for name in written:
             final, partial = folder / f"{name}.npy", folder / f".{name}.npy.part"
             shape = (5 * count, height, width, 3)
-            array = np.lib.format.open_memmap(partial, mode="w+", dtype=np.uint8, shape=shape)
             done = 0
-            for place, images in submit(_tasks(dataset, name, seed, frost)):
-                array[place : place + len(images)] = images
-                done += len(images)
-                if report:
-                    report(name, done, len(array))
-            array.flush()
-            del array
-            os.replace(partial, final)
+            try:
+                with partial.open("wb") as file:
+                    header = {"descr": "|u1", "fortran_order": False, "shape": shape}
+                    np.lib.format.write_array_header_1_0(file, header)
+                    for images in submit(_tasks(dataset, name, seed, frost)):
+                        file.write(images)
+                        done += len(images)
+                        if report:
+                            report(name, done, shape[0])
+                os.replace(partial, final)
+            finally:
+                partial.unlink(missing_ok=True)
     return Made(folder, written, found)
 
 
-Task = tuple[int, torch.Tensor, str, int, int, int, str | Path | None]
+Task = tuple[torch.Tensor, str, int, int, int, str | Path | None]
 
 
 def _tasks(dataset: Dataset, name: str, seed: int, frost: str | Path | None) -> Iterator[Task]:
     for severity in corruptions.SEVERITIES:
         for first in range(0, len(dataset), _IMAGES_AT_ONCE):
             images = dataset.read(range(first, min(first + _IMAGES_AT_ONCE, len(dataset))))
-            yield (severity - 1) * len(dataset) + first, images, name, severity, seed, first, frost
+            yield images, name, severity, seed, first, frost
 
 
-def _run(task: Task) -> tuple[int, Any]:
-    place, images, name, severity, seed, first, frost = task
+def _run(task: Task) -> Any:
+    images, name, severity, seed, first, frost = task
     result = corruptions.corrupt(images, name, severity, seed=seed, first=first, frost=frost)
-    return place, result.permute(0, 2, 3, 1).expand(-1, -1, -1, 3).contiguous().numpy()
+    return result.permute(0, 2, 3, 1).expand(-1, -1, -1, 3).contiguous().numpy()
 
 
 def _alone() -> None:
@@ -98,8 +107,7 @@ def _alone() -> None:
 
 
 @contextmanager
-def _workers(jobs: int | None) -> Iterator[Callable[[Iterator[Task]], Iterator[tuple[int, Any]]]]:
-    jobs = jobs or os.cpu_count() or 1
+def _workers(jobs: int) -> Iterator[Callable[[Iterator[Task]], Iterator[Any]]]:
     if jobs == 1:
         yield lambda tasks: map(_run, tasks)
         return
@@ -108,7 +116,7 @@ def _workers(jobs: int | None) -> Iterator[Callable[[Iterator[Task]], Iterator[t
         yield lambda tasks: _ahead(pool, tasks, 2 * jobs)
 
 
-def _ahead(pool: ProcessPoolExecutor, tasks: Iterator[Task], depth: int) -> Iterator[tuple[int, Any]]:
+def _ahead(pool: ProcessPoolExecutor, tasks: Iterator[Task], depth: int) -> Iterator[Any]:
     """Results in order, with a few tasks under way and never all of them in memory."""
     waiting = []
     for task in tasks:
@@ -120,6 +128,10 @@ def _ahead(pool: ProcessPoolExecutor, tasks: Iterator[Task], depth: int) -> Iter
 
 
 def _manifest(dataset: Dataset, seed: int, frost: str | Path | None) -> dict[str, Any]:
+    try:
+        texture = corruptions.frost_fingerprint(frost)
+    except FileNotFoundError:
+        texture = "none"  # nobody has asked for it
     return {
         "made by": "medbn data make",
         "dataset": dataset.name,
@@ -127,7 +139,7 @@ def _manifest(dataset: Dataset, seed: int, frost: str | Path | None) -> dict[str
         "classes": list(dataset.classes),
         "images": len(dataset),
         "seed": seed,
-        "frost": "synthetic" if frost == "synthetic" else "photographs",
+        "frost": texture,
         "version": corruptions.VERSION,
     }
 
@@ -136,8 +148,8 @@ def _claim(folder: Path, manifest: dict[str, Any]) -> None:
     """Make sure that the folder is ours to write to: new, or made by the same command."""
     folder.mkdir(parents=True, exist_ok=True)
     file = folder / MANIFEST
-    if file.is_file():
-        there = json.loads(file.read_text())
+    there = noted(folder)
+    if there is not None:
         if there != manifest:
             other = [key for key in manifest if there.get(key) != manifest[key]]
             raise FileExistsError(

@@ -84,7 +84,9 @@ def get(
     model: nn.Module
     if weights == "shipped":
         with resources.as_file(_shipped(name)) as path:
-            return get(name, weights=path, **{**_built(path), **options})
+            return get(name, weights=path, **options)
+    if name in registry and weights is not None and Path(weights).suffix == ".safetensors":
+        options = {**_built(Path(weights)), **options}
     if weights == "default" and package not in LIBRARIES:
         raise ValueError(
             f"weights='default' is for torchvision: and timm: models; give a file of weights for {name!r}."

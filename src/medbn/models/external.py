@@ -63,7 +63,10 @@ def from_function(name: str, options: dict[str, Any]) -> nn.Module:
     function = getattr(module, function_name, None)
     if not callable(function):
         raise ValueError(f"model {name!r}: module {module_name!r} has no function {function_name!r}.")
-    model = function(**options)
+    try:
+        model = function(**options)
+    except TypeError as error:
+        raise ValueError(f"model {name!r}, called with {', '.join(options) or 'nothing'}: {error}.") from error
     if not isinstance(model, nn.Module):
         raise TypeError(f"model {name!r} returned a {type(model).__name__}; a torch.nn.Module is expected.")
     return model

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from ..._names import unknown
 from . import blur, digital, noise, weather
-from .base import REGISTRY, Corruption, Draw
-from .weather import frost_folder
+from .base import REGISTRY, Corruption, Draw, floored
+from .weather import frost_fingerprint, frost_folder
 
 NAMES = (
     "gaussian_noise",
@@ -93,10 +93,10 @@ def corrupt(
         part = images[start : start + some]
         numbers = range(first + start, first + start + len(part))
         draw = Draw.of(name, severity, seed, numbers, images.device, frost)
-        result[start : start + some] = kind.apply(part.float(), level, draw).clamp(0, 255).to(torch.uint8)
+        result[start : start + some] = floored(kind.apply(part.float(), level, draw)).clamp(0, 255).to(torch.uint8)
     return result
 
 
-__all__ = ["NAMES", "SEVERITIES", "VERSION", "Corruption", "available", "check", "corrupt", "get"]
+__all__ = ["NAMES", "SEVERITIES", "VERSION", "Corruption", "available", "check", "corrupt", "frost_fingerprint", "get"]
 
 assert {blur, digital, noise, weather}  # imported to fill the registry

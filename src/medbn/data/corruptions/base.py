@@ -24,7 +24,7 @@ class Draw:
     """Random numbers for one batch, each image from a stream of its own.
 
     An image's stream is seeded by the seed, the corruption, the severity and the image's number in its dataset. So the
-    result for an image depends neither on the batch it comes in nor on the device.
+    result for an image does not depend on the batch it comes in, nor (but for a last bit) on the device.
     """
 
     streams: Sequence[np.random.Generator]
@@ -92,6 +92,11 @@ def interpolated(small: Level, large: Level, size: int) -> Level:
     if share in (0.0, 1.0):
         return large if share else small
     return tuple(a + share * (b - a) for a, b in zip(small, large, strict=True))
+
+
+def floored(x: Tensor) -> Tensor:
+    """Rounded down to whole numbers, as the benchmark does; a value that float32 has just below one counts as it."""
+    return (x + 2**-11).floor()
 
 
 def _levels(constants: Sequence[Any]) -> tuple[Level, ...]:

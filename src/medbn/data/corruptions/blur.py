@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from . import filters
-from .base import Draw, Level, corruption
+from .base import Draw, Level, corruption, floored
 
 
 @corruption(
@@ -34,7 +34,7 @@ def glass_blur(x: Tensor, level: Level, draw: Draw) -> Tensor:
     """
     sigma, reach, rounds = level[0], round(level[1]), round(level[2])
     height, width = x.shape[2:]
-    x = filters.gaussian(x, sigma).clamp(0, 255).floor()
+    x = floored(filters.gaussian(x, sigma)).clamp(0, 255)
     rows, columns = range(height - reach, reach, -1), range(width - reach, reach, -1)
     size = (rounds, len(rows), len(columns), 2)
     moves = np.stack([stream.integers(-reach, reach, size=size) for stream in draw.streams])

@@ -19,7 +19,7 @@ from .base import Floats
 Tap = tuple[int, int, float]
 """Row offset, column offset, weight."""
 
-NEGLIGIBLE = 1e-6  # of 255: far below the rounding to a byte
+NEGLIGIBLE = 1e-9  # of 255: far below the rounding to a byte
 
 
 def border(size: int, before: int, after: int, mode: str) -> Floats:

@@ -13,8 +13,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..dataset import digest
 from . import filters
-from .base import Draw, Floats, Level, corruption
+from .base import Draw, Floats, Level, corruption, floored
 
 FROST_FILES = ("frost1.png", "frost2.png", "frost3.png", "frost4.jpg", "frost5.jpg")
 """The photographs that the benchmark draws from."""
@@ -42,8 +43,8 @@ def snow(x: Tensor, level: Level, draw: Draw) -> Tensor:
     loc, scale, factor, threshold, radius, sigma, keep = level
     flakes = draw.each(lambda stream: stream.normal(loc, scale, size=(1, *x.shape[2:])))
     flakes = filters.zoom(flakes, factor)
-    flakes = (flakes.masked_fill(flakes < threshold, 0.0).clamp(0, 1) * 255).floor()
-    flakes = filters.motion(flakes, radius, sigma, draw.each(lambda stream: stream.uniform(-135, -45))).floor()
+    flakes = floored(flakes.masked_fill(flakes < threshold, 0.0).clamp(0, 1) * 255)
+    flakes = floored(filters.motion(flakes, radius, sigma, draw.each(lambda stream: stream.uniform(-135, -45))))
     grey = _grey(x) if x.shape[1] == 3 else x
     whitened = torch.maximum(x, grey * 1.5 + 0.5 * 255)
     return keep * x + (1 - keep) * whitened + flakes + flakes.rot90(2, (2, 3))
@@ -81,7 +82,7 @@ def _grey(x: Tensor) -> Tensor:
 
 def frost_folder(given: str | Path | None) -> Path:
     """Where the photographs are: what was given, ``MEDBN_FROST``, or the installed package ``imagecorruptions``."""
-    folder = given if given is not None else os.environ.get("MEDBN_FROST")
+    folder = given if given is not None else os.environ.get("MEDBN_FROST") or None
     if folder is not None:
         found = Path(folder)
     else:
@@ -96,6 +97,14 @@ def frost_folder(given: str | Path | None) -> Path:
             " folder (frost=FOLDER or MEDBN_FROST), or draw a texture instead (frost='synthetic')."
         )
     return found
+
+
+def frost_fingerprint(given: str | Path | None) -> str:
+    """What the images of ``frost`` depend on beside their seed: "synthetic", or a hash of the photographs."""
+    if given == "synthetic":
+        return "synthetic"
+    folder = frost_folder(given)
+    return digest(*((folder / name).read_bytes() for name in FROST_FILES))
 
 
 @functools.cache
