@@ -17,8 +17,8 @@ $(READY): pyproject.toml constraints.txt
 
 install: $(READY) ## create .venv with medbn and the development tools
 
-demo: $(READY) ## poison a batch and watch what three kinds of normalisation do
-	$(BIN)/python -m medbn.demo
+demo: $(READY) ## attack a small model on real digits and write a report, in a minute
+	$(BIN)/medbn demo
 
 test: $(READY) ## run all tests
 	$(BIN)/python -m pytest

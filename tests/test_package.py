@@ -1,4 +1,4 @@
-"""What a user meets before writing any code: the import, the demo, the documented examples."""
+"""What a user meets before writing any code: the import, the documented examples."""
 
 import doctest
 import importlib
@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 import medbn
-from medbn import demo
 
 MODULES = [m.name for m in pkgutil.walk_packages(medbn.__path__, "medbn.")]
 ROOT = Path(__file__).parent.parent
@@ -55,40 +54,3 @@ def test_code_in_documents_runs(document, monkeypatch, tmp_path):
     namespace = {}
     for block in blocks:  # in order, each with what the ones before it defined
         exec(compile(block, document, "exec"), namespace)
-
-
-@pytest.fixture(scope="module")
-def table():
-    """The demo's rows: (poison, name) → centre, variance, predictions changed."""
-    done = run_python("-m", "medbn.demo")
-    assert done.returncode == 0, done.stderr
-    assert run_python("-m", "medbn.demo").stdout == done.stdout  # the seed decides everything
-    rows, poison = {}, -1
-    for line in done.stdout.splitlines():
-        poison += "; the other" in line
-        numbers = re.findall(r"[\d.e+-]+(?= [σ×%])", line)
-        if len(numbers) == 4 and line.startswith("  "):
-            rows[poison, line.split()[0]] = [float(n) for n in numbers[:3]]
-    assert "MedBN is no protection against the second poison" in done.stdout
-    return rows
-
-
-def test_the_demo_shows_what_it_says(table):
-    assert len(table) == 6
-    moderate, huge = 0, 1
-    for poison in (moderate, huge):  # MedBN's centre holds under both, and image_median in everything
-        assert table[poison, "MedBN"][0] < table[poison, "BatchNorm"][0] / 2
-        assert table[poison, "image_median"][0] < table[poison, "BatchNorm"][0] / 2
-        assert table[poison, "image_median"][1] < 1.5
-        assert table[poison, "image_median"][2] < table[poison, "BatchNorm"][2] / 2
-    assert table[moderate, "MedBN"][2] < table[moderate, "BatchNorm"][2] / 2
-    assert table[huge, "BatchNorm"][0] > 100
-    assert table[huge, "MedBN"][1] > 1e6  # its variance does not hold, nor do the predictions
-    assert table[huge, "MedBN"][2] > 50
-
-
-def test_the_demo_refuses_what_it_does_not_know(capsys):
-    with pytest.raises(SystemExit) as stop:
-        demo.main(["--sead", "3"])
-    assert stop.value.code == 2
-    assert "--sead" in capsys.readouterr().err

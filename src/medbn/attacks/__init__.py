@@ -13,17 +13,20 @@ from .dia import DIA, Crafted
 from .ensemble import Ensemble, worst_case
 from .metrics import Summary, mean_iou
 from .objectives import Indiscriminate, IndiscriminateSegmentation, Objective, Targeted, TargetedPixel
-from .scenarios import SCENARIOS, Outcome, cumulative, instant
+from .scenarios import SCENARIOS, Cumulative, Instant, Outcome, Scenario, cumulative, instant
 
 __all__ = [
     "DIA",
     "SCENARIOS",
     "Crafted",
+    "Cumulative",
     "Ensemble",
     "Indiscriminate",
     "IndiscriminateSegmentation",
+    "Instant",
     "Objective",
     "Outcome",
+    "Scenario",
     "Summary",
     "Targeted",
     "TargetedPixel",

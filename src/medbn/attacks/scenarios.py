@@ -11,8 +11,10 @@ The error without attack comes from a second line of states, of the same adapter
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -48,51 +50,91 @@ class Outcome:
         return self.objective.harm(self.clean, self.labels, self.benign).item()
 
 
+class Scenario(ABC):
+    """An attacked stream, one ``step`` per batch; ``state`` and ``load`` carry it over a break."""
+
+    def __init__(self, adapter: Adapter, attack: Attack, malicious: Malicious) -> None:
+        self.adapter, self.attack, self.malicious = adapter, attack, malicious
+
+    @abstractmethod
+    def step(self, images: Tensor, labels: Tensor) -> Outcome:
+        """Attack the next batch of the stream."""
+
+    def state(self) -> dict[str, Any]:
+        """Everything that the next step depends on, small; loads with ``weights_only=True``."""
+        return {"adapter": self.adapter.snapshot()}
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Continue from what ``state`` gave, with an adapter made like that one."""
+        self.adapter.restore(state["adapter"])
+
+    def outcome(self, poisoned: Tensor, attacked: Tensor, clean: Tensor, images: Tensor, labels: Tensor) -> Outcome:
+        """One step's result."""
+        images, labels, mine = check_batch(images, labels, self.malicious)
+        return Outcome(self.attack.objective, poisoned, attacked, clean, labels, ~mine)
+
+
+class Instant(Scenario):
+    """Attack every batch, each from the state that the clean batches before it have left."""
+
+    def step(self, images: Tensor, labels: Tensor) -> Outcome:
+        """Attack, predict, put the state back; then the clean batch."""
+        poisoned = self.attack(self.adapter, images, labels, self.malicious)
+        attacked = predicted(self.adapter, poisoned)
+        clean = _serve(self.adapter, images)
+        return self.outcome(poisoned, attacked, clean, images, labels)
+
+
+class Cumulative(Scenario):
+    """Attack every batch, and let the poison stay; a second line of states has seen none of it."""
+
+    def __init__(self, adapter: Adapter, attack: Attack, malicious: Malicious) -> None:
+        super().__init__(adapter, attack, malicious)
+        self.untouched = adapter.snapshot()
+
+    def step(self, images: Tensor, labels: Tensor) -> Outcome:
+        """Attack and predict; then the clean batch on the line without attack."""
+        poisoned = self.attack(self.adapter, images, labels, self.malicious)
+        attacked = _serve(self.adapter, poisoned)
+        poisoned_state = self.adapter.snapshot()
+        try:
+            self.adapter.restore(self.untouched)
+            clean = _serve(self.adapter, images)
+            self.untouched = self.adapter.snapshot()
+        finally:
+            self.adapter.restore(poisoned_state)
+        return self.outcome(poisoned, attacked, clean, images, labels)
+
+    def state(self) -> dict[str, Any]:
+        """Both lines of states."""
+        return {**super().state(), "untouched": self.untouched}
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Continue both lines."""
+        self.adapter.restore(state["untouched"])  # once through the adapter, which brings it to its device
+        self.untouched = self.adapter.snapshot()
+        super().load(state)
+
+
+SCENARIOS: dict[str, type[Scenario]] = {"instant": Instant, "cumulative": Cumulative}
+
+
 def instant(
     adapter: Adapter, stream: Iterable[tuple[Tensor, Tensor]], attack: Attack, malicious: Malicious
 ) -> Iterator[Outcome]:
     """Attack every batch of the stream, each from the state that the clean batches before it have left."""
-    for images, labels in stream:
-        poisoned = attack(adapter, images, labels, malicious)
-        attacked = predicted(adapter, poisoned)
-        clean = _serve(adapter, images)
-        yield _outcome(attack, poisoned, attacked, clean, images, labels, malicious)
+    scenario = Instant(adapter, attack, malicious)
+    return (scenario.step(images, labels) for images, labels in stream)
 
 
 def cumulative(
     adapter: Adapter, stream: Iterable[tuple[Tensor, Tensor]], attack: Attack, malicious: Malicious
 ) -> Iterator[Outcome]:
     """Attack every batch of the stream, and let the poison stay."""
-    untouched = adapter.snapshot()
-    for images, labels in stream:
-        poisoned = attack(adapter, images, labels, malicious)
-        attacked = _serve(adapter, poisoned)
-        poisoned_state = adapter.snapshot()
-        try:
-            adapter.restore(untouched)
-            clean = _serve(adapter, images)
-            untouched = adapter.snapshot()
-        finally:
-            adapter.restore(poisoned_state)
-        yield _outcome(attack, poisoned, attacked, clean, images, labels, malicious)
-
-
-SCENARIOS: dict[str, Callable[..., Iterator[Outcome]]] = {"instant": instant, "cumulative": cumulative}
+    scenario = Cumulative(adapter, attack, malicious)
+    return (scenario.step(images, labels) for images, labels in stream)
 
 
 def _serve(adapter: Adapter, images: Tensor) -> Tensor:
     with torch.no_grad():
         return logits_of(adapter(images), adapter.logits, len(images))
-
-
-def _outcome(
-    attack: Attack,
-    poisoned: Tensor,
-    attacked: Tensor,
-    clean: Tensor,
-    images: Tensor,
-    labels: Tensor,
-    malicious: Malicious,
-) -> Outcome:
-    images, labels, mine = check_batch(images, labels, malicious)
-    return Outcome(attack.objective, poisoned, attacked, clean, labels, ~mine)

@@ -1,0 +1,91 @@
+"""How long a recipe would take here: its arithmetic over what the device does in a moment."""
+
+from __future__ import annotations
+
+import time
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from .. import models
+from .recipe import Recipe
+
+OVERHEAD = {"mean": 1.5, "median": 4.0, "image_median": 4.0}
+"""What normalisation and small launches add to a network's convolutions, roughly; others count like a median."""
+ALIKE = ("tebn", "tent", "eta", "eata", "sar")
+"""Methods whose first batch is crafted once for all of them."""
+IMAGES = {"digits": 797, "cifar10-c": 10_000, "cifar100-c": 10_000, "imagenet-c": 50_000}
+SIZES = {"digits": (1, 16), "imagenet-c": (3, 224)}
+
+
+def speed(device: str) -> float:
+    """Floating-point operations per second in a convolution, measured in a fraction of a second."""
+    layer = nn.Conv2d(64, 64, 3, padding=1).to(device)
+    x = torch.rand(32, 64, 16, 16, device=device)
+    operations = 2 * 32 * 64 * 64 * 9 * 16 * 16
+    with torch.no_grad():
+        for _ in range(3):
+            layer(x)
+        best = float("inf")
+        for _ in range(5):
+            if x.is_cuda:
+                torch.cuda.synchronize()
+            began = time.perf_counter()
+            layer(x)
+            if x.is_cuda:
+                torch.cuda.synchronize()
+            best = min(best, time.perf_counter() - began)
+    return operations / best
+
+
+@lru_cache
+def forward(model: str, channels: int, size: int) -> float:
+    """Floating-point operations of one image's forward pass; a ResNet-50's where the model cannot be made here."""
+    try:
+        with torch.device("meta"):
+            made = models.get(model, **({} if ":" in model else {"channels": channels}))  # type: ignore[arg-type]
+            x = torch.rand(1, channels, size, size)
+        with FlopCounterMode(display=False) as counter, torch.no_grad():
+            made(x)
+        return float(counter.get_total_flops())
+    except Exception:  # a user's model, or a library that is not installed: this is an estimate
+        return 8.2e9 * (size / 224) ** 2
+
+
+def seconds(recipe: Recipe, per_second: float, root: str | Path | None = None) -> float:
+    """The estimated time of all cells, one after the other."""
+    total = 0.0
+    seen: set[Any] = set()
+    for cell in recipe.cells():
+        channels, size = SIZES.get(cell.setting.data, (3, 32))
+        whole = IMAGES.get(cell.setting.data, 10_000) // cell.setting.batch_size
+        batches = min(recipe.batches or whole, whole)
+        crafted = batches if cell.attack else 0
+        first = (cell.setting, cell.corruption, cell.estimator, cell.attack, cell.seed)
+        if cell.method in ALIKE and cell.attack:
+            crafted -= first in seen
+            seen.add(first)
+        steps = crafted * cell.attack.steps * cell.attack.restarts if cell.attack else 0
+        passes = 6.0 * batches + 3.0 * steps
+        work = cell.setting.batch_size * passes * forward(cell.setting.model, channels, size)
+        total += work * OVERHEAD.get(cell.estimator, 4.0) / per_second
+    return total
+
+
+def spoken(length: float) -> str:
+    """A time in words.
+
+    >>> spoken(40), spoken(4000), spoken(1e6)
+    ('40 s', '1.1 h', '12 days')
+    """
+    if length < 90:
+        return f"{length:.0f} s"
+    if length < 5400 / 2:
+        return f"{length / 60:.0f} min"
+    if length < 2 * 86400:
+        return f"{length / 3600:.1f} h"
+    return f"{length / 86400:.0f} days"

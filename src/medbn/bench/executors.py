@@ -1,0 +1,106 @@
+"""Where cells are run: in this process, or in several. Anything with the same ``run`` plugs in here."""
+
+from __future__ import annotations
+
+import os
+import queue
+import signal
+from collections.abc import Sequence
+from dataclasses import replace
+from multiprocessing import get_context, parent_process
+from pathlib import Path
+from typing import Any, Protocol
+
+from .cells import Cell
+from .runner import Event, Place, Report, deterministic, execute
+from .store import Store
+
+
+class Executor(Protocol):
+    """Runs cells and reports what happens; the store is a path, since work may happen elsewhere."""
+
+    def run(self, cells: Sequence[Cell], store: Path, batches: int | None, report: Report) -> None:
+        """Run all cells to their end; an error in one is raised once the others are safe."""
+
+
+class InProcess:
+    """One cell after the other, here."""
+
+    def __init__(self, place: Place) -> None:
+        self.place = place
+
+    def run(self, cells: Sequence[Cell], store: Path, batches: int | None, report: Report) -> None:
+        """Run all cells."""
+        with deterministic(self.place), Store(store) as opened:
+            for cell in cells:
+                execute(cell, opened, self.place, batches, report)
+
+
+class Processes:
+    """Several processes of this machine, each with its share of the cores."""
+
+    def __init__(self, place: Place, jobs: int) -> None:
+        if jobs < 1:
+            raise ValueError(f"jobs must be at least 1, got {jobs}.")
+        self.jobs = jobs
+        self.place = replace(place, threads=place.threads or max(1, (os.cpu_count() or 1) // jobs))
+
+    def run(self, cells: Sequence[Cell], store: Path, batches: int | None, report: Report) -> None:
+        """Run all cells; stops all processes when interrupted."""
+        context = get_context("spawn")  # torch's threads and CUDA do not survive a fork
+        tasks, events = context.Queue(), context.Queue()
+        for number, cell in enumerate(cells):
+            tasks.put((number, cell.describe()))
+        for _ in range(self.jobs):
+            tasks.put(None)
+        arguments = (tasks, events, str(store), self.place, batches)
+        workers = [context.Process(target=_work, args=arguments, daemon=True) for _ in range(self.jobs)]
+        for worker in workers:
+            worker.start()
+        failed: list[str] = []
+        try:
+            running = len(workers)
+            while running:
+                try:
+                    kind, value = events.get(timeout=1)
+                except queue.Empty:
+                    if all(not worker.is_alive() for worker in workers) and events.empty():
+                        raise RuntimeError("the processes ended before their work was done.") from None
+                    continue
+                if kind == "event":
+                    report(value)
+                elif kind == "error":
+                    failed.append(value)
+                else:
+                    running -= 1
+        finally:
+            for worker in workers:
+                worker.terminate()
+            for worker in workers:
+                worker.join()
+            for channel in (tasks, events):
+                channel.cancel_join_thread()
+                channel.close()
+        if failed:
+            raise ValueError(failed[0])
+
+
+def _work(tasks: Any, events: Any, store: str, place: Place, batches: int | None) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent is asked to stop, and stops us
+    parent = parent_process()
+
+    def report(event: Event) -> None:
+        if parent is not None and not parent.is_alive():
+            os._exit(1)  # nobody is waiting; what is finished is in the store
+        events.put(("event", event))
+
+    with deterministic(place), Store(store) as opened:
+        for _, described in iter(tasks.get, None):
+            cell = Cell.of(described)
+            try:
+                execute(cell, opened, place, batches, report)
+            except Exception as error:  # the other cells go on; the parent raises it at the end
+                events.put(("error", f"{cell.label}: {error}"))
+    events.put(("end", None))
+    events.close()
+    events.join_thread()

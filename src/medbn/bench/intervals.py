@@ -1,0 +1,72 @@
+"""95 % intervals: Wilson's for rates, the bootstrap over batches for error rates and their differences."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+Z = 1.959963984540054
+RESAMPLES = 2000
+
+
+class Interval(NamedTuple):
+    """A number, and where it may lie."""
+
+    value: float
+    low: float
+    high: float
+
+
+def wilson(hits: int, count: int) -> Interval:
+    """A rate with Wilson's score interval, which has a width even where nothing or everything was a hit.
+
+    >>> [round(x, 3) for x in wilson(0, 50)]
+    [0.0, 0.0, 0.071]
+    """
+    if not 0 <= hits <= count or count == 0:
+        raise ValueError(f"expected hits of at least one attempt, got {hits} of {count}.")
+    rate = hits / count
+    scale = 1 + Z**2 / count
+    middle = (rate + Z**2 / (2 * count)) / scale
+    half = Z / scale * math.sqrt(rate * (1 - rate) / count + Z**2 / (4 * count**2))
+    return Interval(rate, 0.0 if hits == 0 else middle - half, 1.0 if hits == count else middle + half)
+
+
+def bootstrap(wrong: Sequence[int], images: Sequence[int], streams: Sequence[Hashable] | None = None) -> Interval:
+    """An error rate with the bootstrap over batches, whose images share their statistics and are no independent ones.
+
+    Batches are drawn within each of ``streams`` (one per batch: its corruption, say) where all of these have several;
+    else from all batches alike, and the interval then covers how streams differ too. One batch alone says nothing about
+    the next: then it is Wilson's interval over its images.
+    """
+    if len(wrong) < 2:
+        return wilson(sum(wrong), sum(images))
+    errors = np.asarray(wrong, dtype=float) / np.asarray(images, dtype=float)
+    return _resampled(errors, streams)
+
+
+def paired(first: Sequence[float], second: Sequence[float]) -> Interval:
+    """The mean of ``second − first`` over the same batches; with one batch alone the interval is unknown (NaN)."""
+    if len(first) != len(second) or not len(first):
+        raise ValueError(f"expected the same batches on both sides, got {len(first)} and {len(second)}.")
+    differences = np.asarray(second, dtype=float) - np.asarray(first, dtype=float)
+    if len(differences) < 2:
+        return Interval(float(differences[0]), math.nan, math.nan)
+    return _resampled(differences)
+
+
+def _resampled(values: np.ndarray, streams: Sequence[Hashable] | None = None) -> Interval:
+    rng = np.random.default_rng(0)  # the same draws every time: a report must not change when it is made again
+    groups: dict[Hashable, list[float]] = {}
+    for value, stream in zip(values, streams or [None] * len(values), strict=True):
+        groups.setdefault(stream, []).append(value)
+    if any(len(group) < 2 for group in groups.values()):
+        groups = {None: list(values)}
+    totals = np.zeros(RESAMPLES)
+    for group in map(np.asarray, groups.values()):
+        totals += group[rng.integers(0, len(group), (RESAMPLES, len(group)))].sum(axis=1)
+    low, high = np.percentile(totals / len(values), [2.5, 97.5])
+    return Interval(float(values.mean()), float(low), float(high))

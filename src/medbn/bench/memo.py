@@ -1,0 +1,82 @@
+"""Craft once what several methods would craft alike: on the first batch, TENT's surrogate is TeBN's."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections import OrderedDict
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..attacks import DIA, Objective
+from ..methods.base import Adapter
+
+KEPT = 32
+
+
+class Memo:
+    """The last few poisoned batches, by everything that they depend on."""
+
+    def __init__(self) -> None:
+        self.batches: OrderedDict[str, Tensor] = OrderedDict()
+
+    def get(self, key: str) -> Tensor | None:
+        """A poisoned batch, if it is remembered."""
+        if key in self.batches:
+            self.batches.move_to_end(key)
+        return self.batches.get(key)
+
+    def put(self, key: str, poisoned: Tensor) -> None:
+        """Remember one, and forget the oldest."""
+        self.batches[key] = poisoned
+        while len(self.batches) > KEPT:
+            self.batches.popitem(last=False)
+
+
+class Remembering:
+    """An attack that looks into a memo first, and measures the time that crafting took (or would have taken)."""
+
+    def __init__(self, attack: DIA, memo: Memo) -> None:
+        self.attack, self.memo = attack, memo
+        self.seconds = 0.0
+        self.shared = False
+
+    @property
+    def objective(self) -> Objective:
+        """What the attack raises."""
+        return self.attack.objective
+
+    def __call__(self, adapter: Adapter, images: Tensor, labels: Tensor, malicious: Any) -> Tensor:
+        """The poisoned batch."""
+        key = self.key(adapter, images, labels, malicious)
+        began = time.perf_counter()
+        found = self.memo.get(key)
+        self.shared = found is not None
+        if found is None:
+            found = self.attack(adapter, images, labels, malicious)
+            self.memo.put(key, found)
+        if images.is_cuda:
+            torch.cuda.synchronize(images.device)
+        self.seconds = time.perf_counter() - began
+        return found
+
+    def key(self, adapter: Adapter, images: Tensor, labels: Tensor, malicious: Any) -> str:
+        """A hash of the surrogate and of what it is attacked with.
+
+        Without unrolling, the surrogate is the model under its layers' policies and estimators, in the state that the
+        attacker knows. How a method learns does not enter.
+        """
+        attack = self.attack
+        state = adapter.source_state if attack.knowledge == "semi" else adapter.snapshot()
+        total = hashlib.blake2b(digest_size=16)
+        layers = [(name, layer.estimator.name, layer.policy) for name, layer in adapter.layers.items()]
+        normalising = type(adapter).normalising.__qualname__, getattr(adapter, "statistics", None)
+        method = type(adapter).__qualname__ if attack.unroll else ""
+        total.update(repr((attack, method, layers, normalising, malicious, images.shape)).encode())
+        model = {**adapter.model.state_dict(), **state["learned"]}  # in the model's order, whatever is learned
+        values = [*model.values(), *(value for pair in state["averages"].values() for value in pair)]
+        for value in (*values, images, labels):
+            total.update(value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+        return total.hexdigest()

@@ -1,0 +1,145 @@
+"""What a store holds, as numbers: rates and errors of any selection of cells, with intervals."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from . import intervals
+from .cells import Cell
+from .intervals import Interval
+from .store import Run, Store, Stored
+
+
+@dataclass(frozen=True)
+class Result:
+    """One cell and its batches."""
+
+    key: str
+    cell: Cell
+    batches: list[dict[str, Any]]
+    facts: dict[str, Any]
+
+    @property
+    def stream(self) -> tuple[Any, ...]:
+        """What two cells share whose batches are the same images with the same malicious places."""
+        setting = self.cell.setting
+        sizes = (setting.batch_size, setting.malicious)
+        return setting.data, setting.severity, setting.model, *sizes, self.cell.corruption, self.cell.seed
+
+
+@dataclass(frozen=True)
+class Results:
+    """Results of one recipe: those of all its runs in a store."""
+
+    recipe: dict[str, Any]
+    runs: list[Run]
+    cells: list[Result]
+
+    def select(self, keep: Callable[[Cell], bool]) -> Results:
+        """Only some of the cells."""
+        return Results(self.recipe, self.runs, [result for result in self.cells if keep(result.cell)])
+
+    def values(self, of: Callable[[Cell], Any]) -> list[Any]:
+        """What occurs, in order of appearance."""
+        return list(dict.fromkeys(of(result.cell) for result in self.cells))
+
+    @cached_property
+    def batches(self) -> list[dict[str, Any]]:
+        """All batches of all cells."""
+        return [batch for result in self.cells for batch in result.batches]
+
+    def success(self) -> Interval | None:
+        """The rate at which the target class was predicted."""
+        hits = [batch["hit"] for batch in self.batches if "hit" in batch]
+        return intervals.wilson(sum(hits), len(hits)) if hits else None
+
+    def error(self, which: str = "wrong") -> Interval | None:
+        """An error rate: ``wrong`` under attack, ``wrong_without`` on the same images, ``wrong_clean`` on all."""
+        counted = "benign" if which in ("wrong", "wrong_without") else "images"
+        # Without attack, a batch is the same whatever attack was run on it, and counts once.
+        found = {
+            (
+                *result.stream,
+                result.cell.method,
+                result.cell.estimator,
+                result.cell.attack if which == "wrong" else None,
+                n,
+            ): (
+                batch[which],
+                batch.get(counted, batch["images"]),
+            )
+            for result in self.cells
+            for n, batch in enumerate(result.batches)
+            if which in batch
+        }
+        if not found:
+            return None
+        wrong, images = zip(*found.values(), strict=True)
+        return intervals.bootstrap(wrong, images, [key[:-1] for key in found])
+
+    def harm(self, which: str = "wrong") -> Interval | None:
+        """The success rate of a targeted attack, or the error under an indiscriminate one."""
+        targeted = any("hit" in batch for batch in self.batches)
+        return self.success() if targeted and which == "wrong" else self.error(which)
+
+    def worst(self) -> Interval | None:
+        """The harm when for every batch the attacker takes the most harmful of the attacks that were run on it."""
+        by_batch: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
+        for result in self.cells:
+            for number, batch in enumerate(result.batches):
+                by_batch.setdefault((*result.stream, result.cell.method, number), []).append(batch)
+        groups = list(by_batch.values())
+        if not groups:
+            return None
+        if "hit" in groups[0][0]:
+            return intervals.wilson(sum(max(b["hit"] for b in group) for group in groups), len(groups))
+        return intervals.bootstrap([max(b["wrong"] for b in g) for g in groups], [g[0]["benign"] for g in groups])
+
+    def minus(self, other: Results, which: str = "wrong") -> Interval | None:
+        """How much higher the error is here than there, over the batches that both have."""
+        mine, theirs = self._by_batch(which), other._by_batch(which)
+        shared = [key for key in mine if key in theirs]
+        return intervals.paired([theirs[key] for key in shared], [mine[key] for key in shared]) if shared else None
+
+    def _by_batch(self, which: str) -> dict[tuple[Any, ...], float]:
+        found = {}
+        for result in self.cells:
+            attack = result.cell.attack
+            kind = (attack.objective, attack.label) if attack else None
+            for number, batch in enumerate(result.batches):
+                if which in batch:
+                    value = batch["hit"] if "hit" in batch and which == "wrong" else batch[which] / batch["benign"]
+                    found[(*result.stream, result.cell.method, kind, number)] = value
+        return found
+
+    def seconds(self) -> tuple[float, float]:
+        """Time spent on attacks, and on everything else."""
+        return sum(b.get("attack_s", 0.0) for b in self.batches), sum(b.get("adapt_s", 0.0) for b in self.batches)
+
+
+def read(store: Store, names: Sequence[str] | None = None) -> list[Results]:
+    """The results of every recipe in a store, in the order in which they were first run."""
+    stored = {cell.key: cell for cell in store.cells()}
+    by_name: dict[str, list[Run]] = {}
+    for run in store.runs():
+        by_name.setdefault(run.recipe["name"], []).append(run)
+    for name in names or ():
+        if name not in by_name:
+            from .._names import unknown
+
+            raise unknown("recipe in this store", name, by_name)
+    return [
+        Results(runs[-1].recipe, runs, list(_results(stored, (key for run in runs for key in run.keys))))
+        for name, runs in by_name.items()
+        if not names or name in names
+    ]
+
+
+def _results(stored: dict[str, Stored], keys: Iterable[str]) -> Iterable[Result]:
+    wanted = set(keys)
+    for key, one in stored.items():  # in the order in which they were begun
+        if key in wanted:
+            yield Result(key, Cell.of(one.cell), one.batches, one.facts)

@@ -1,0 +1,318 @@
+"""Run cells: open what they need, take up where they stopped, keep every batch."""
+
+from __future__ import annotations
+
+import io
+import os
+import platform
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from .. import __version__, data, methods, models
+from ..attacks import Cumulative, Instant, Outcome, Targeted
+from ..data import Dataset
+from ..methods.base import Adapter
+from ..methods.calls import logits_of
+from .cells import Cell, Setting
+from .memo import Memo, Remembering
+from .store import Store
+
+EXAMPLES = 6
+"""Malicious images of the first batch that are kept for the report."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where things are, and where to compute."""
+
+    root: str | None = None
+    device: str = "cpu"
+    threads: int | None = None
+    """Of torch, in this process; None leaves it as it is."""
+
+
+@dataclass(frozen=True)
+class Event:
+    """Something happened to a cell.
+
+    ``kind`` is ``begun``, ``batch``, ``done`` (all batches are) or ``busy`` (another process is at it).
+    """
+
+    kind: str
+    key: str
+    cell: Cell
+    batch: int = 0
+    batches: int = 0
+    metrics: dict[str, Any] = field(default_factory=dict)
+
+
+Report = Callable[[Event], object]
+
+
+# --- what a cell needs ------------------------------------------------------------------------------------------------
+
+
+def weights_of(setting: Setting, root: str | Path | None) -> str:
+    """Where the weights of a setting are: as given, or where ``medbn train`` is told to put them."""
+    if setting.weights is not None:
+        return setting.weights
+    name = f"{setting.model.replace(':', '-')}-{Path(setting.clean or setting.data).name}.safetensors"
+    return str(data.find_root(root) / "models" / name)
+
+
+def missing(setting: Setting, methods_: tuple[str, ...], root: str | Path | None) -> list[str]:
+    """What a setting needs and is not there, each with the command that gets it."""
+    problems = []
+    names = [setting.data] + ([setting.clean] if "eata" in methods_ and setting.clean else [])
+    for name in names:
+        if "/" in name or os.sep in name:
+            if not Path(name).is_dir():
+                problems.append(f"the folder {name}")
+        elif not data.get(name).present(root):
+            problems.append(f"{name} (get it: {data.get(name).hint()})")
+    if "eata" in methods_ and setting.clean is None:
+        problems.append(f"clean images for EATA on {setting.data} (give a folder with --clean, or leave eata out)")
+    weights = weights_of(setting, root)
+    if weights not in ("shipped", "default") and not Path(weights).is_file():
+        train = f"medbn train {setting.model} --data {setting.clean or setting.data} --out {weights}"
+        problems.append(f"weights {weights} (give a file with --weights, or make them: {train})")
+    return list(dict.fromkeys(problems))
+
+
+@lru_cache(maxsize=2)
+def _model(name: str, weights: str, classes: int, channels: int, device: str) -> tuple[nn.Module, str]:
+    sizes = {} if weights == "default" else {"classes": classes, "channels": channels}
+    if ":" in name and name.split(":")[0] not in ("torchvision", "timm"):
+        sizes = {}
+    model = models.get(name, weights=weights, **sizes)
+    return model.to(device), models.fingerprint(model)
+
+
+@lru_cache(maxsize=4)
+def _dataset(setting: Setting, corruption: str, seed: int, root: str | None) -> Dataset:
+    found = data.load(setting.data, corruption=corruption, severity=setting.severity, frost=setting.frost, root=root)
+    return found.shuffled(seed) if seed else found
+
+
+@lru_cache(maxsize=2)
+def _clean(name: str, root: str | None) -> Dataset:
+    return data.load(name, "train", root=root)
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A cell with all that it needs, and the key under which it is kept."""
+
+    cell: Cell
+    key: str
+    dataset: Dataset
+    model: nn.Module
+    clean: Dataset | None
+    batches: int
+
+
+def prepare(cell: Cell, place: Place, batches: int | None) -> Prepared:
+    """Open what a cell needs."""
+    setting = cell.setting
+    stream = _dataset(setting, cell.corruption, cell.seed, place.root)
+    weights = weights_of(setting, place.root)
+    model, fingerprint = _model(setting.model, weights, len(stream.classes), stream.shape[0], place.device)
+    clean = _clean(setting.clean, place.root) if cell.method == "eata" and setting.clean else None
+    whole = len(stream) // setting.batch_size
+    if whole == 0:
+        raise ValueError(f"{stream.name} has {len(stream)} images, fewer than one batch of {setting.batch_size}.")
+    key = cell.key(stream.fingerprint, fingerprint, clean.fingerprint if clean else "")
+    return Prepared(cell, key, stream, model, clean, min(batches or whole, whole))
+
+
+# --- one cell ---------------------------------------------------------------------------------------------------------
+
+
+def execute(
+    cell: Cell, store: Store, place: Place, batches: int | None = None, report: Report = lambda event: None
+) -> None:
+    """Run one cell to its end, from where the store has it; every finished batch is kept at once."""
+    ready = prepare(cell, place, batches)
+    done, _ = store.progress(ready.key)
+
+    def tell(kind: str, batch: int, metrics: dict[str, Any] | None = None) -> None:
+        report(Event(kind, ready.key, cell, batch, ready.batches, metrics or {}))
+
+    if done >= ready.batches:
+        tell("done", ready.batches)
+        return
+    if not store.claim(ready.key, cell.describe(), facts(place)):
+        tell("busy", done)
+        return
+    try:
+        done, state = store.progress(ready.key)  # what another process has kept since
+        tell("begun", done)
+        stream = _Stream(ready, place.device)
+        if state is not None:
+            stream.load(state)
+        source = ready.dataset.batches(
+            cell.setting.batch_size, device=place.device, first=done, limit=ready.batches - done, drop_last=True
+        )
+        for number, (images, labels) in enumerate(source, start=done):
+            began = time.perf_counter()
+            metrics, pictures = stream.step(images, labels, pictures=number == 0)
+            store.commit(ready.key, number, metrics, stream.state(), pictures, time.perf_counter() - began)
+            tell("batch", number + 1, metrics)
+        tell("done", ready.batches)
+    finally:
+        store.release(ready.key)
+
+
+_memo = Memo()
+
+
+class _Stream:
+    """A cell's adapter under its scenario, batch by batch."""
+
+    def __init__(self, ready: Prepared, device: str) -> None:
+        cell = ready.cell
+        self.cell, self.device = cell, device
+        options = dict(cell.options)
+        if ready.clean is not None:
+            options["source"] = ready.clean.batches(cell.setting.batch_size, device=device)
+        estimator = None if cell.method == "source" else cell.estimator
+        self.adapter: Adapter = methods.adapt(
+            ready.model,
+            cell.method,
+            estimator,
+            preset=cell.setting.preset,
+            predict=cell.predict,
+            seed=cell.seed,
+            **options,
+        )
+        self.scenario = None
+        if cell.attack is not None:
+            self.attack = Remembering(cell.attack.make(cell.seed), _memo)
+            kind = {"instant": Instant, "cumulative": Cumulative}[cell.scenario]
+            last = slice(cell.setting.batch_size - cell.setting.malicious, cell.setting.batch_size)
+            self.scenario = kind(self.adapter, self.attack, last)  # type: ignore[arg-type]
+
+    def step(self, images: Tensor, labels: Tensor, pictures: bool) -> tuple[dict[str, Any], Any]:
+        """One batch: its numbers, and some of its images before and after."""
+        began = time.perf_counter()
+        if self.scenario is None:
+            with torch.no_grad():
+                logits = logits_of(self.adapter(images), self.adapter.logits, len(images))
+            wrong = int((logits.argmax(1) != labels).sum())
+            return {"images": len(labels), "wrong": wrong, "adapt_s": time.perf_counter() - began}, None
+        outcome = self.scenario.step(images, labels)
+        metrics = measured(outcome)
+        metrics["attack_s"] = 0.0 if self.attack.shared else self.attack.seconds
+        metrics["adapt_s"] = time.perf_counter() - began - self.attack.seconds
+        metrics["shared"] = self.attack.shared
+        return metrics, _pictures(images, outcome) if pictures else None
+
+    def state(self) -> bytes:
+        """What the next batch depends on."""
+        state = self.scenario.state() if self.scenario else {"adapter": self.adapter.snapshot()}
+        file = io.BytesIO()
+        torch.save(state, file)
+        return file.getvalue()
+
+    def load(self, stored: bytes) -> None:
+        """Continue from there."""
+        state = torch.load(io.BytesIO(stored), map_location="cpu", weights_only=True)
+        if self.scenario:
+            self.scenario.load(state)
+        else:
+            self.adapter.restore(state["adapter"])
+
+
+def measured(outcome: Outcome) -> dict[str, Any]:
+    """An attacked batch in numbers; malicious images count in ``wrong_clean`` alone, where they are still clean."""
+    benign, labels = outcome.benign, outcome.labels
+    attacked, clean = (logits.argmax(dim=1) != labels for logits in (outcome.attacked, outcome.clean))
+    loss = outcome.objective.value(outcome.attacked, labels, benign).item()
+    metrics: dict[str, Any] = {
+        "images": len(labels),
+        "benign": int(benign.sum()),
+        "wrong": int(attacked[benign].sum()),
+        "wrong_without": int(clean[benign].sum()),
+        "wrong_clean": int(clean.sum()),
+        "loss": loss,
+    }
+    if isinstance(outcome.objective, Targeted):
+        metrics["hit"] = int(outcome.harm())
+        metrics["already"] = int(outcome.harm_without())
+    return metrics
+
+
+def _pictures(images: Tensor, outcome: Outcome) -> list[tuple[bytes, bytes]]:
+    places = (~outcome.benign).nonzero().flatten()[:EXAMPLES]
+    return [(png(images[place]), png(outcome.poisoned[place])) for place in places.tolist()]
+
+
+def png(image: Tensor) -> bytes:
+    """An image (C, H, W) in [0, 1] as a PNG file."""
+    from PIL import Image
+
+    array = (image.detach().clamp(0, 1) * 255).round().to(torch.uint8).cpu().permute(1, 2, 0).numpy()
+    file = io.BytesIO()
+    Image.fromarray(array[:, :, 0] if array.shape[2] == 1 else array).save(file, "PNG")
+    return file.getvalue()
+
+
+# --- where it runs ----------------------------------------------------------------------------------------------------
+
+
+def facts(place: Place) -> dict[str, Any]:
+    """The machine and the versions that the numbers come from."""
+    device = torch.cuda.get_device_name(place.device) if place.device.startswith("cuda") else _processor()
+    return {
+        "device": device,
+        "threads": torch.get_num_threads(),
+        "medbn": __version__,
+        "torch": torch.__version__,
+        "numpy": np.__version__,
+        "python": platform.python_version(),
+        "system": f"{platform.system()} {platform.machine()}",
+    }
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor() or "CPU"
+    named = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
+    return f"{named[0]} ({os.cpu_count()} cores)" if named else "CPU"
+
+
+@contextmanager
+def deterministic(place: Place) -> Iterator[None]:
+    """The settings under which the same cell gives the same bits on the same machine; put back afterwards.
+
+    An operation of a model that has no deterministic form warns, and its numbers may then vary in the last bits.
+    """
+    before = (
+        torch.are_deterministic_algorithms_enabled(),
+        torch.is_deterministic_algorithms_warn_only_enabled(),
+        torch.backends.cudnn.deterministic,
+        torch.backends.cudnn.benchmark,
+        torch.get_num_threads(),
+    )
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = True, False
+    if place.threads:
+        torch.set_num_threads(place.threads)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(before[0], warn_only=before[1])
+        torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = before[2:4]
+        torch.set_num_threads(before[4])

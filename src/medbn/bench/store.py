@@ -1,0 +1,285 @@
+"""Results in one SQLite file: a transaction per finished batch, so that nothing but the batch in flight is ever lost.
+
+A process claims a cell before it works on it. A claim dies with its process (recognised by its number and start time)
+or, on another host, when its lease runs out; whoever has lost a claim can no longer write to that cell.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import sqlite3
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+FORMAT = 1
+APPLICATION = 0x4D64424E  # "MdBN", in the file's header
+LEASE = 15 * 60.0
+"""Seconds that a claim from another host is believed without a sign of life; more where batches take longer."""
+
+EXAMPLES = 240
+"""Images that are kept to look at; a store is to stay small."""
+
+SCHEMA = """
+CREATE TABLE cells (
+    key TEXT PRIMARY KEY, cell TEXT NOT NULL, facts TEXT NOT NULL, state BLOB,
+    host TEXT, pid INTEGER, born TEXT, until REAL
+);
+CREATE TABLE batches (
+    key TEXT NOT NULL REFERENCES cells(key), number INTEGER NOT NULL, metrics TEXT NOT NULL,
+    PRIMARY KEY (key, number)
+) WITHOUT ROWID;
+CREATE TABLE examples (
+    key TEXT NOT NULL REFERENCES cells(key), place INTEGER NOT NULL, clean BLOB NOT NULL, poisoned BLOB NOT NULL,
+    PRIMARY KEY (key, place)
+) WITHOUT ROWID;
+CREATE TABLE runs (
+    id INTEGER PRIMARY KEY, recipe TEXT NOT NULL, command TEXT NOT NULL, facts TEXT NOT NULL,
+    began REAL NOT NULL, ended REAL
+);
+CREATE TABLE members (
+    run INTEGER NOT NULL REFERENCES runs(id), key TEXT NOT NULL, PRIMARY KEY (run, key)
+) WITHOUT ROWID;
+"""
+
+
+class StoreError(ValueError):
+    """A file that is no store of ours, or one that cannot be used."""
+
+
+class LostClaimError(RuntimeError):
+    """Somebody else works on this cell now: our claim had run out."""
+
+
+@dataclass(frozen=True)
+class Stored:
+    """One cell as the store has it."""
+
+    key: str
+    cell: dict[str, Any]
+    facts: dict[str, Any]
+    batches: list[dict[str, Any]] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Run:
+    """One call of ``run``: a recipe, the command that repeats it, and its cells."""
+
+    id: int
+    recipe: dict[str, Any]
+    command: str
+    facts: dict[str, Any]
+    began: float
+    ended: float | None
+    keys: tuple[str, ...]
+
+
+def birth(pid: int) -> str | None:
+    """When that process was started, as the system counts; None if there is none, "" where that cannot be told."""
+    try:
+        os.kill(pid, 0)
+    except (ProcessLookupError, OverflowError):
+        return None
+    except PermissionError:
+        pass
+    try:
+        after_name = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return ""
+    return None if after_name[0] == "Z" else after_name[19]
+
+
+class Store:
+    """An open store; also a context manager. Made where there is no file, unless ``create`` is False.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder, Store(Path(folder) / "results.db") as store:
+    ...     store.cells()
+    []
+    """
+
+    def __init__(self, path: str | Path, *, create: bool = True, clock: Callable[[], float] = time.time) -> None:
+        self.path = Path(path)
+        self.clock = clock
+        self.me = (socket.gethostname(), os.getpid(), birth(os.getpid()) or "")
+        if not self.path.exists() and not create:
+            raise StoreError(f"no store {self.path}.")
+        if self.path.is_dir():
+            raise StoreError(f"{self.path} is a folder; a store is a file.")
+        _check(self.path)
+        try:
+            self.connection = sqlite3.connect(self.path, timeout=60, isolation_level=None)
+            with self._transaction():
+                if self._pragma("application_id") == 0:
+                    self._prepare()
+        except sqlite3.OperationalError as error:
+            raise StoreError(f"cannot write to {self.path}: {error}.") from None
+
+    def _prepare(self) -> None:
+        for statement in SCHEMA.split(";"):
+            self.connection.execute(statement)
+        self.connection.execute(f"PRAGMA application_id = {APPLICATION}")
+        self.connection.execute(f"PRAGMA user_version = {FORMAT}")
+
+    def _pragma(self, name: str) -> int:
+        return int(self.connection.execute(f"PRAGMA {name}").fetchone()[0])
+
+    def __enter__(self) -> Store:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the file."""
+        self.connection.close()
+
+    @contextmanager
+    def _transaction(self) -> Iterator[sqlite3.Connection]:
+        self.connection.execute("BEGIN IMMEDIATE")
+        try:
+            yield self.connection
+        except BaseException:
+            self.connection.execute("ROLLBACK")
+            raise
+        self.connection.execute("COMMIT")
+
+    # --- working on a cell --------------------------------------------------------------------------------------------
+
+    def claim(self, key: str, cell: dict[str, Any], facts: dict[str, Any]) -> bool:
+        """Reserve a cell for this process; False if another one that lives is working on it."""
+        with self._transaction() as db:
+            row = db.execute("SELECT host, pid, born, until FROM cells WHERE key = ?", (key,)).fetchone()
+            if row is None:
+                db.execute(
+                    "INSERT INTO cells (key, cell, facts) VALUES (?, ?, ?)", (key, json.dumps(cell), json.dumps(facts))
+                )
+            elif row[0] is not None and not self._dead(*row):
+                return False
+            values = (*self.me, self.clock() + LEASE, json.dumps(facts), key)
+            db.execute("UPDATE cells SET host = ?, pid = ?, born = ?, until = ?, facts = ? WHERE key = ?", values)
+        return True
+
+    def _dead(self, host: str, pid: int, born: str, until: float) -> bool:
+        if (host, pid, born) == self.me:
+            return True  # ours, from before an error
+        if host != self.me[0]:
+            return self.clock() > until
+        return birth(pid) != born
+
+    def commit(
+        self,
+        key: str,
+        number: int,
+        metrics: dict[str, Any],
+        state: bytes,
+        examples: list[tuple[bytes, bytes]] | None = None,
+        seconds: float = 0.0,
+    ) -> None:
+        """Keep a finished batch and the state after it, or nothing at all."""
+        with self._transaction() as db:
+            until = self.clock() + max(LEASE, 10 * seconds)
+            mine = db.execute(
+                "UPDATE cells SET state = ?, until = ? WHERE key = ? AND host = ? AND pid = ? AND born = ?",
+                (state, until, key, *self.me),
+            )
+            if mine.rowcount != 1:
+                raise LostClaimError("another process has taken this cell over, because our claim had run out.")
+            db.execute(
+                "INSERT INTO batches (key, number, metrics) VALUES (?, ?, ?)", (key, number, json.dumps(metrics))
+            )
+            full = db.execute("SELECT count(*) >= ? FROM examples", (EXAMPLES,)).fetchone()[0]
+            for place, pair in enumerate(() if full else examples or ()):
+                db.execute("INSERT OR REPLACE INTO examples VALUES (?, ?, ?, ?)", (key, place, *pair))
+
+    def release(self, key: str) -> None:
+        """Give a cell back."""
+        with self._transaction() as db:
+            db.execute(
+                "UPDATE cells SET host = NULL, pid = NULL, born = NULL, until = NULL"
+                " WHERE key = ? AND host = ? AND pid = ? AND born = ?",
+                (key, *self.me),
+            )
+
+    def progress(self, key: str) -> tuple[int, bytes | None]:
+        """How many batches of a cell are done, and the state after the last."""
+        row = self.connection.execute("SELECT state FROM cells WHERE key = ?", (key,)).fetchone()
+        done = self.connection.execute("SELECT count(*) FROM batches WHERE key = ?", (key,)).fetchone()[0]
+        return int(done), row[0] if row else None
+
+    # --- runs ---------------------------------------------------------------------------------------------------------
+
+    def begin(self, recipe: dict[str, Any], command: str, facts: dict[str, Any], keys: list[str]) -> int:
+        """Note that a run begins, and which cells it has."""
+        with self._transaction() as db:
+            cursor = db.execute(
+                "INSERT INTO runs (recipe, command, facts, began) VALUES (?, ?, ?, ?)",
+                (json.dumps(recipe), command, json.dumps(facts), self.clock()),
+            )
+            run = int(cursor.lastrowid or 0)
+            db.executemany("INSERT OR IGNORE INTO members VALUES (?, ?)", [(run, key) for key in keys])
+        return run
+
+    def end(self, run: int) -> None:
+        """Note that all of a run is done."""
+        with self._transaction() as db:
+            db.execute("UPDATE runs SET ended = ? WHERE id = ?", (self.clock(), run))
+
+    def runs(self) -> list[Run]:
+        """All runs, the latest last."""
+        rows = self.connection.execute("SELECT id, recipe, command, facts, began, ended FROM runs ORDER BY id")
+        return [
+            Run(id_, json.loads(recipe), command, json.loads(facts), began, ended, self._members(id_))
+            for id_, recipe, command, facts, began, ended in rows.fetchall()
+        ]
+
+    def _members(self, run: int) -> tuple[str, ...]:
+        return tuple(key for (key,) in self.connection.execute("SELECT key FROM members WHERE run = ?", (run,)))
+
+    def cells(self) -> list[Stored]:
+        """All cells that have a batch, with their batches in order."""
+        found = {
+            key: Stored(key, json.loads(cell), json.loads(facts))
+            for key, cell, facts in self.connection.execute("SELECT key, cell, facts FROM cells ORDER BY rowid")
+        }
+        for key, metrics in self.connection.execute("SELECT key, metrics FROM batches ORDER BY key, number"):
+            found[key].batches.append(json.loads(metrics))
+        return [stored for stored in found.values() if stored.batches]
+
+    def examples(self, key: str) -> list[tuple[bytes, bytes]]:
+        """Clean and poisoned images of a cell's first batch, PNG."""
+        rows = self.connection.execute("SELECT clean, poisoned FROM examples WHERE key = ? ORDER BY place", (key,))
+        return [(clean, poisoned) for clean, poisoned in rows]
+
+
+def _check(path: Path) -> None:
+    """Refuse what is no store of ours, without touching it."""
+    if not path.exists() or path.stat().st_size == 0:
+        return
+    try:
+        with path.open("rb") as file:
+            if file.read(16) != b"SQLite format 3\x00":
+                raise StoreError(f"{path} is not a store of medbn (no SQLite file); it was not touched.")
+        look = sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True, timeout=60)
+        try:
+            application = look.execute("PRAGMA application_id").fetchone()[0]
+            version = look.execute("PRAGMA user_version").fetchone()[0]
+            damage = look.execute("PRAGMA quick_check(1)").fetchone()[0]
+            tables = look.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
+        finally:
+            look.close()
+    except PermissionError as error:
+        raise StoreError(f"cannot read {path}: {error.strerror}.") from None
+    except sqlite3.DatabaseError as error:
+        raise StoreError(f"{path} is damaged ({error}); it was not touched. Move it away to start anew.") from None
+    if application != APPLICATION and (application or tables):
+        raise StoreError(f"{path} is an SQLite file of another program; it was not touched.")
+    if damage != "ok":
+        raise StoreError(f"{path} is damaged ({damage}); it was not touched. Move it away to start anew.")
+    if application == APPLICATION and version != FORMAT:
+        raise StoreError(f"{path} has format {version}, and this version of medbn reads {FORMAT}; it was not touched.")

@@ -1,0 +1,131 @@
+"""``medbn run``: an experiment, in resumable pieces."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from . import terminal
+
+if TYPE_CHECKING:
+    from ..bench import Event, Recipe
+
+
+def add(commands: Any) -> None:
+    """Describe the command."""
+    parser = commands.add_parser(
+        "run",
+        help="run an experiment; running it again continues it",
+        description="Run a recipe of `medbn recipes`, or a TOML file. Every finished batch is kept at once: stop it"
+        " whenever you like, and run the same command to continue.",
+    )
+    parser.add_argument("recipe", metavar="RECIPE", help="a name of `medbn recipes`, or a .toml file")
+    parser.add_argument("--store", default="medbn.db", metavar="FILE", help="where results go (default: medbn.db)")
+    parser.add_argument("--smoke", action="store_true", help="the same on digits and the shipped model, in seconds")
+    narrow = parser.add_argument_group("only a part of it")
+    narrow.add_argument("--data", nargs="+", metavar="NAME", help="only these datasets of the recipe")
+    narrow.add_argument(
+        "--methods", nargs="+", metavar="M", help="tebn, tent, eta, eata, sar, sotta, sema, mdia, source"
+    )
+    narrow.add_argument("--estimators", nargs="+", metavar="E", help="mean, median, image_median, mad, mad_scaled")
+    narrow.add_argument("--corruptions", nargs="+", metavar="C", help="gaussian_noise, fog, ...")
+    narrow.add_argument("--limit", type=terminal.positive, metavar="N", help="only the first N corruptions")
+    narrow.add_argument("--batches", type=terminal.positive, metavar="N", help="only N batches of each stream")
+    narrow.add_argument("--seed", type=int, nargs="+", metavar="S", help="0 is the order of the file; others shuffle")
+    place = parser.add_argument_group("where")
+    place.add_argument("--root", metavar="FOLDER", help="where datasets lie")
+    place.add_argument("--weights", metavar="FILE", help="of the model, where the recipe has one")
+    place.add_argument("--clean", metavar="DATA", help="clean images for EATA: a dataset or a folder")
+    place.add_argument("--device", help="default: cuda where there is one, else cpu")
+    place.add_argument("--jobs", type=terminal.positive, default=1, metavar="N", help="processes (default: 1)")
+    place.add_argument("--threads", type=terminal.positive, metavar="N", help="torch's threads in each process")
+    parser.add_argument("--quiet", action="store_true", help="say nothing until the end")
+    parser.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace) -> None:
+    """Run and say what came out."""
+    from dataclasses import replace
+
+    from .. import bench
+
+    recipe = bench.recipes.get(options.recipe)
+    recipe = recipe.smoke() if options.smoke else recipe
+    recipe = recipe.narrowed(
+        data=options.data,
+        methods=options.methods,
+        estimators=options.estimators,
+        corruptions=options.corruptions,
+        limit=options.limit,
+        batches=options.batches,
+        seeds=tuple(options.seed) if options.seed else None,
+        weights=options.weights,
+    )
+    if options.clean:
+        recipe = replace(recipe, settings=tuple(replace(s, clean=options.clean) for s in recipe.settings))
+    execute(recipe, options, shlex.join(["medbn", *sys.argv[1:]]))
+    if not options.quiet:
+        print(f"look at it: medbn report {shlex.quote(str(options.store))}")
+
+
+def execute(recipe: Recipe, options: argparse.Namespace, command: str) -> None:
+    """Run a recipe under a progress bar, and print its headline."""
+    from .. import bench
+
+    place = bench.Place(options.root, terminal.device(options.device), options.threads)
+    executor = bench.Processes(place, options.jobs) if options.jobs > 1 else bench.InProcess(place)
+    began = time.monotonic()
+    with _watching(recipe, options.quiet) as report:
+        try:
+            bench.run(recipe, options.store, place=place, executor=executor, report=report, command=command)
+        except KeyboardInterrupt:
+            print(f"\nstopped; what is finished is kept. To continue: {command}", file=sys.stderr)
+            raise SystemExit(130) from None
+    if options.quiet:
+        return
+    from ..report import headline
+
+    with bench.Store(options.store, create=False) as store:
+        for title, columns, rows in headline(store, recipe.name):
+            print(f"\n{title}")
+            print(terminal.table(columns, rows, right=range(2, len(columns))))
+    print(f"\n{recipe.name}: {time.monotonic() - began:.0f} s on {place.device}; results in {Path(options.store)}")
+
+
+@contextmanager
+def _watching(recipe: Recipe, quiet: bool) -> Iterator[Callable[[Event], None]]:
+    cells = len(list(recipe.cells()))
+    done: dict[str, float] = {}
+    finished: set[str] = set()
+    busy: set[str] = set()
+    with terminal.bar(recipe.name, quiet=quiet) as bar:
+
+        def report(event: Event) -> None:
+            done[event.key] = event.batch / max(event.batches, 1)
+            if event.kind == "done":
+                finished.add(event.key)
+            if event.kind == "busy":
+                busy.add(event.key)
+            note = f"{len(finished)} of {cells} streams"
+            if event.kind == "batch":
+                note += f" · {event.cell.label}: {_said(event.metrics)}"
+            bar.update(sum(done.values()), cells, note)
+
+        yield report
+    if busy and not quiet:
+        print(f"{len(busy)} streams are being worked on by another process.", file=sys.stderr)
+
+
+def _said(metrics: dict[str, Any]) -> str:
+    if "hit" in metrics:
+        return "hit" if metrics["hit"] else "missed"
+    if "benign" in metrics:
+        before, after = (100 * metrics[name] / metrics["benign"] for name in ("wrong_without", "wrong"))
+        return f"error {before:.0f} → {after:.0f} %"
+    return f"error {100 * metrics['wrong'] / metrics['images']:.0f} %"

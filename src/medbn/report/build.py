@@ -1,0 +1,532 @@
+"""From a store to a document: which tables and pictures there are, and what they say."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from .. import methods
+from ..bench import published
+from ..bench.cells import Attack, Cell
+from ..bench.intervals import Interval
+from ..bench.results import Results, read
+from ..bench.store import Store
+from ..data import corruptions
+from .document import (
+    Curves,
+    Document,
+    Facts,
+    Gallery,
+    Heatmap,
+    Measure,
+    Part,
+    Picture,
+    Point,
+    Scatter,
+    Section,
+    Table,
+    Text,
+    Value,
+)
+
+DEFENCES = {
+    "mean": ("BatchNorm", "the mean and the variance of the batch: no defence"),
+    "median": ("MedBN", "the median, and the mean squared deviation from it (the paper's defence)"),
+    "image_median": ("image_median", "medians over whole images, of their means and variances (ours)"),
+    "mad": ("MAD", "the median, and the squared median absolute deviation (appendix H)"),
+    "mad_scaled": ("scaled MAD", "the same, scaled to be the variance of a normal distribution"),
+}
+SWEEPS = {"malicious": "malicious images per batch", "batch_size": "images per batch, a fifth of them malicious"}
+
+
+def build(store: Store, names: Sequence[str] | None = None) -> Document:
+    """The report on a store, or on some of its recipes."""
+    found = [results for results in read(store, names) if results.cells]
+    if not found:
+        raise ValueError(f"there are no results in {store.path} yet: medbn run RECIPE --store {store.path}.")
+    used = {cell.cell.estimator for results in found for cell in results.cells}
+    series = {defence(e): DEFENCES.get(e, ("", "registered by its user"))[1] for e in _ordered(used)}
+    several = len(found) > 1
+    sections = [section for results in found for section in _sections(results, store, several)]
+    what = found[0].recipe["name"] if not several else f"{len(found)} experiments"
+    return Document(f"medbn: {what}", _lead(found[0]), sections, series)
+
+
+def defence(estimator: str) -> str:
+    """What an estimator is called in a report."""
+    return DEFENCES.get(estimator, (estimator, ""))[0]
+
+
+def _ordered(estimators: set[str]) -> list[str]:
+    return [e for e in DEFENCES if e in estimators] + sorted(estimators - set(DEFENCES))
+
+
+def method_name(method: str) -> str:
+    """A method's name as its authors write it."""
+    return {"tent": "TENT", "sema": "sEMA", "mdia": "mDIA"}.get(method) or methods.get(method).__name__
+
+
+def measure(found: Interval | None, count: int | None = None, note: str = "") -> Measure | None:
+    """An interval of shares as one of per cents."""
+    if found is None:
+        return None
+    low, high = (None if x != x else 100 * x for x in (found.low, found.high))
+    return Measure(100 * found.value, low, high, count, note)
+
+
+def headline(store: Store, name: str) -> list[tuple[str, list[str], list[list[str]]]]:
+    """The first tables of a recipe as text, for a terminal: title, columns, rows."""
+    tables = []
+    for results in read(store, [name]):
+        for title, panel in _panels(results) if results.cells else ():
+            table = _headline(title, panel)[0]
+            assert isinstance(table, Table)
+            rows = [[f"{v.value:.1f}" if isinstance(v, Measure) else str(v or "") for v in row] for row in table.rows]
+            tables.append((f"{table.title}: {table.caption}", [*table.columns], rows))
+    return tables
+
+
+# --- what a recipe's results fall into --------------------------------------------------------------------------------
+
+
+def _panels(results: Results) -> list[tuple[str, Results]]:
+    """The results by dataset and objective, each with a title."""
+    keys = results.values(_panel)
+    panels = []
+    for dataset, model, objective in sorted(keys):
+        chosen = results.select(lambda cell, key=(dataset, model, objective): _panel(cell) == key)  # type: ignore[misc]
+        titles = [dataset] if len({key[0] for key in keys}) > 1 or objective == "none" else []
+        titles += [f"{objective} attack"] if objective != "none" else []
+        panels.append((", ".join(titles), chosen))
+    return panels
+
+
+def _panel(cell: Cell) -> tuple[str, str, str]:
+    return cell.setting.dataset, cell.setting.model, cell.attack.objective if cell.attack else "none"
+
+
+def _variant(results: Results) -> tuple[str, Callable[[Cell], Any]]:
+    """What the columns of a recipe's tables are: a sweep over sizes, or kinds of attack."""
+    axis = results.recipe["axis"]
+    if axis == "malicious":
+        return axis, lambda cell: cell.setting.malicious
+    if axis == "batch_size":
+        return axis, lambda cell: cell.setting.batch_size
+    return "attack", lambda cell: cell.attack.label if cell.attack else ""
+
+
+def _rank(attack: str) -> tuple[bool, bool, str]:
+    return attack != "exact", attack != "straight-through", attack
+
+
+def _variants(results: Results) -> list[Any]:
+    axis, of = _variant(results)
+    found = results.values(of)
+    return sorted(found, key=_rank) if axis == "attack" else sorted(found)
+
+
+def _of_variant(panel: Results, variant: Any) -> Results:
+    """A panel's cells of one column; a mean's cells stand in every column of gradients, since it has but one."""
+    _, of = _variant(panel)
+    stand_ins = ("straight-through", "smooth")
+    return panel.select(
+        lambda cell: of(cell) == variant or (cell.estimator == "mean" and variant in stand_ins and of(cell) == "exact")
+    )
+
+
+def _harm_name(panel: Results) -> str:
+    cell = panel.cells[0].cell
+    if cell.attack is None:
+        return "error"
+    return "attack success" if cell.attack.objective == "targeted" else "error under attack"
+
+
+def _groups(results: Results) -> list[tuple[str, str]]:
+    """Methods and estimators that occur together, in order."""
+    order = list(results.recipe["methods"])
+    there = set(results.values(lambda cell: (cell.method, cell.estimator)))
+    estimators = _ordered({estimator for _, estimator in there})
+    names = order + sorted({method for method, _ in there} - set(order))
+    return [(method, estimator) for method in names for estimator in estimators if (method, estimator) in there]
+
+
+def _at(results: Results, method: str, estimator: str) -> Results:
+    return results.select(lambda cell: (cell.method, cell.estimator) == (method, estimator))
+
+
+# --- sections ---------------------------------------------------------------------------------------------------------
+
+
+def _sections(results: Results, store: Store, several: bool) -> list[Section]:
+    prefix = f"{results.recipe['name']}: " if several else ""
+    panels = _panels(results)
+    made: list[tuple[str, str, list[Part]]] = [
+        ("Results", results.recipe["about"], [part for title, panel in panels for part in _headline(title, panel)]),
+        (
+            "Where the defences stand",
+            "Low and left is good: little error without an attack, and little harm under one.",
+            [part for title, panel in panels for part in _frontier(title, panel)],
+        ),
+        (
+            "Along the sweep",
+            "What changes with the attacker's share, or with the size of the batch.",
+            [part for title, panel in panels for part in _curves(title, panel)],
+        ),
+        (
+            "By corruption",
+            "The most harmful of the attacks on each batch, by method and corruption.",
+            [part for title, panel in panels for part in _heatmaps(title, panel)],
+        ),
+        (
+            "Beside the paper",
+            "The paper's numbers belong to other weights: compare what an attack or a defence changes.",
+            [part for name in results.recipe["published"] for part in _published(name, results)],
+        ),
+        ("Examples", "Images of the attacker before and after crafting.", _examples(results, store)),
+        ("Time", "Seconds per batch, on the machine below.", [_time(results)]),
+        ("What was run", "", [_facts(results), *_commands(results)]),
+    ]
+    return [Section(prefix + title, parts, lead) for title, lead, parts in made if parts]
+
+
+def _headline(title: str, panel: Results) -> list[Part]:
+    variants = _variants(panel)
+    attacked = panel.cells[0].cell.attack is not None
+    axis, _ = _variant(panel)
+    harm = _harm_name(panel)
+    columns = ["method", "normalisation"]
+    if attacked and axis == "attack":
+        columns.append("error without attack")
+        columns += [f"{harm}, {variant}" if len(variants) > 1 else harm for variant in variants]
+        columns += ["worst of them"] if len(variants) > 1 and _gradients(panel) else []
+    elif attacked:
+        columns += [str(variant) for variant in variants]
+    else:
+        columns.append("error")
+    rows: list[list[Value]] = []
+    for method, estimator in _groups(panel):
+        cells = _at(panel, method, estimator)
+        row: list[Value] = [method_name(method), defence(estimator) if method != "source" else "un-adapted"]
+        if attacked and axis == "attack":
+            row.append(_measured(cells, "wrong_without"))
+        row += [_measured(_of_variant(cells, variant)) for variant in variants]
+        if columns[-1] == "worst of them":
+            row.append(measure(cells.worst(), len({(*r.stream,) for r in cells.cells})))
+        rows.append(row)
+    per = f" In columns: {SWEEPS[axis]}." if axis in SWEEPS else ""
+    caption = f"{harm[0].upper()}{harm[1:]} in per cent, with 95 % intervals; lower is better.{per}"
+    table = Table(title[:1].upper() + title[1:] or "Error", columns, rows, caption, _notes(panel), "low", labels=2)
+    return [table, *_differences(panel)]
+
+
+def _gradients(panel: Results) -> bool:
+    """Whether the attacks of a panel differ in their gradient alone, so that the worst of them is one attacker."""
+    kinds = {cell.cell.attack for cell in panel.cells if cell.cell.attack}
+    rest = {(a.objective, a.steps, a.step_size, a.epsilon, a.knowledge, a.alignment) for a in kinds}
+    return len(rest) == 1
+
+
+def _measured(results: Results, which: str = "wrong") -> Measure | None:
+    found = results.harm(which)
+    targeted = which == "wrong" and any("hit" in batch for batch in results.batches)
+    unit = "targets" if targeted else "batches"
+    note = f"{len(results.batches)} {unit}"
+    if targeted:
+        already = sum(batch["already"] for batch in results.batches)
+        note += f"; {already} of them predicted so without attack" if already else ""
+    return measure(found, len(results.batches), note)
+
+
+def _notes(panel: Results) -> list[str]:
+    notes = []
+    counts = {len(result.batches) for result in panel.cells}
+    if panel.cells[0].cell.attack is not None:
+        if panel.cells[0].cell.attack.objective == "targeted":
+            notes.append("Success: the target class is predicted for the target image; Wilson's intervals.")
+        else:
+            notes.append("Errors are those of images that nobody touched; intervals by bootstrap over batches.")
+    if counts == {1} and len(panel.values(lambda cell: cell.corruption)) > 1:
+        notes.append("One batch of each corruption: the intervals cover how corruptions differ, and are wide for it.")
+    if len(counts) > 1:
+        notes.append(f"Streams have between {min(counts)} and {max(counts)} batches so far: the run is not complete.")
+    return notes
+
+
+def _differences(panel: Results) -> list[Part]:
+    """Paired differences to BatchNorm on the same batches, which say more than two intervals that overlap."""
+    estimators = [e for e in _ordered(set(panel.values(lambda cell: cell.estimator))) if e != "mean"]
+    if panel.cells[0].cell.attack is None or not estimators or "mean" not in panel.values(lambda c: c.estimator):
+        return []
+    first = _variants(panel)[0]
+    exact = panel if _variant(panel)[0] in SWEEPS else _of_variant(panel, first)
+    rows: list[list[Value]] = []
+    for method in dict.fromkeys(method for method, _ in _groups(panel)):
+        row: list[Value] = [method_name(method)]
+        for estimator in estimators:
+            ours, base = _at(exact, method, estimator), _at(exact, method, "mean")
+            row += [measure(ours.minus(base, "wrong_without")), measure(ours.minus(base))]
+        rows.append(row)
+    columns = ["method"]
+    for estimator in estimators:
+        columns += [f"{defence(estimator)}, without attack", f"{defence(estimator)}, {_harm_name(panel)}"]
+    what = "" if _variant(panel)[0] in SWEEPS else f" ({first} attack)" if len(_variants(panel)) > 1 else ""
+    caption = f"Differences to BatchNorm on the same batches{what}, in points; negative is better."
+    return [Table("Difference to BatchNorm", columns, rows, caption)]
+
+
+def _frontier(title: str, panel: Results) -> list[Part]:
+    axis, _ = _variant(panel)
+    if panel.cells[0].cell.attack is None or axis in SWEEPS:
+        return []
+    points = []
+    for method, estimator in _groups(panel):
+        cells = _at(panel, method, estimator)
+        x, y = measure(cells.error("wrong_without")), measure(cells.worst())
+        if x is not None and y is not None:
+            label = f"{method_name(method)} + {defence(estimator)}"
+            points.append(Point(label, defence(estimator), x, y, method_name(method)))
+    what = "attack success" if "targeted" in title and "indis" not in title else "error under attack"
+    alt = "Scatter plot. " + " ".join(
+        f"{p.label}: {p.x.value:.1f} without, {p.y.value:.1f} under attack." for p in points
+    )
+    worst = "the worst attack" if len(_variants(panel)) > 1 else "the attack"
+    head = f"{title[:1].upper()}{title[1:]}: {what} against error without attack"
+    return [Scatter(head, alt, "error without attack, %", f"{what} ({worst}), %", points)]
+
+
+def _curves(title: str, panel: Results) -> list[Part]:
+    axis, of = _variant(panel)
+    if axis not in SWEEPS:
+        return []
+    parts: list[Part] = []
+    for method in panel.values(lambda cell: cell.method):
+        series, reference = {}, {}
+        for estimator in _ordered(set(panel.values(lambda cell: cell.estimator))):
+            cells = _at(panel, method, estimator)
+            line = [(float(v), _measured(_of_variant(cells, v))) for v in sorted(cells.values(of))]
+            series[defence(estimator)] = [(x, y) for x, y in line if y is not None]
+            printed = [(x, _printed(panel, method, estimator, axis, x)) for x, _ in series[defence(estimator)]]
+            reference[defence(estimator)] = [(x, y) for x, y in printed if y is not None]
+        alt = "Curves. " + " ".join(
+            f"{name}: " + ", ".join(f"{y.value:.1f} at {x:g}" for x, y in line) + "." for name, line in series.items()
+        )
+        head = f"{title[:1].upper()}{title[1:]}, {method_name(method)}"
+        drawn = {name: line for name, line in reference.items() if line}
+        parts.append(Curves(head, alt, SWEEPS[axis], f"{_harm_name(panel)}, %", series, drawn))
+    return parts
+
+
+def _printed(panel: Results, method: str, estimator: str, axis: str, value: float) -> float | None:
+    cell = panel.cells[0].cell
+    for name in panel.recipe["published"]:
+        keys: dict[str, Any] = {
+            "dataset": cell.setting.dataset,
+            "method": method,
+            "estimator": estimator,
+            axis: int(value),
+        }
+        found = published.get(name).lookup(**keys)
+        if found is not None:
+            return found
+    return None
+
+
+def _heatmaps(title: str, panel: Results) -> list[Part]:
+    there = panel.values(lambda cell: cell.corruption)
+    if len(there) < 2 or _variant(panel)[0] in SWEEPS:
+        return []
+    names = [name for name in corruptions.available() if name in there]
+    parts: list[Part] = []
+    attacked = panel.cells[0].cell.attack is not None
+    for estimator in _ordered(set(panel.values(lambda cell: cell.estimator))):
+        of_estimator = panel.select(lambda cell, estimator=estimator: cell.estimator == estimator)  # type: ignore[misc]
+        methods_ = [method for method, e in _groups(panel) if e == estimator]
+        values = [[_heat(of_estimator, method, corruption, attacked) for corruption in names] for method in methods_]
+        head = f"{defence(estimator)}: {title or _harm_name(panel)}"
+        alt = f"{_harm_name(panel)} of {defence(estimator)} by method and corruption, in per cent."
+        labels = [name.replace("_", " ") for name in names]
+        parts.append(Heatmap(head, alt, [method_name(m) for m in methods_], labels, values))
+    return parts
+
+
+def _heat(results: Results, method: str, corruption: str, attacked: bool) -> Measure | None:
+    cells = results.select(lambda cell: cell.method == method and cell.corruption == corruption)
+    if not cells.cells:
+        return None
+    return measure(cells.worst() if attacked else cells.error(), len(cells.batches))
+
+
+def _published(name: str, results: Results) -> list[Part]:
+    """Every number of a published table beside ours, where we have measured the same."""
+    table = published.get(name)
+    labels: dict[tuple[str, ...], dict[str, tuple[Measure | None, float]]] = {}
+    heads = ["dataset", "method", *sorted(_varying(table))]
+    estimators = list(dict.fromkeys(row.estimator for row in table.rows))
+    there = {(cell.cell.setting.dataset, cell.cell.method) for cell in results.cells}
+    for row in table.rows:
+        if (row.dataset, row.method) in there:
+            key = tuple(_shown(head, row.keys.get(head, "")) for head in heads)
+            ours = _measured(results.select(lambda cell, row=row: _same(cell, row)), _which(row))  # type: ignore[misc]
+            labels.setdefault(key, {})[row.estimator] = (ours, row.value)
+    if not labels:
+        return []
+    columns = [*heads]
+    for estimator in estimators:
+        columns += [f"{defence(estimator)}, ours", f"{defence(estimator)}, paper"]
+    rows: list[list[Value]] = []
+    for key, values in labels.items():
+        line: list[Value] = [*key]
+        for estimator in estimators:
+            line += list(values.get(estimator, (None, None)))
+        rows.append(line)
+    notes = [*table.notes]
+    for keys, printed, recomputed in table.disagreements():
+        who = ", ".join(str(keys[k]) for k in ("dataset", "objective", "method", "estimator") if k in keys)
+        notes.append(f"{who}: printed average {printed:.2f}, mean of the printed corruptions {recomputed:.2f}.")
+    caption = f"{table.where[0].upper()}{table.where[1:]}: {table.caption}"
+    return [
+        Table(f"{table.where.split(',')[0].capitalize()}: {name}", columns, rows, caption, notes, labels=len(heads))
+    ]
+
+
+def _varying(table: published.Table) -> set[str]:
+    """What tells the rows of a published table apart, beside dataset, method and estimator."""
+    candidates = ("objective", "corruption", "malicious", "batch_size", "epsilon", "knowledge", "attack")
+    found = set()
+    for name in candidates:
+        seen = {row.keys.get(name) for row in table.rows}
+        if len(seen) > 1 and not (
+            name == "malicious" and table.id not in ("malicious-targeted", "malicious-indiscriminate")
+        ):
+            found.add(name)
+    return found - ({"attack", "knowledge", "epsilon"} if "objective" in found else set())
+
+
+def _shown(head: str, value: object) -> str:
+    if head == "method":
+        return method_name(str(value))
+    if head == "epsilon" and isinstance(value, float):
+        return "1" if value == 1 else f"{value * 255:.0f}/255"
+    return str(value).replace("_", " ")
+
+
+def _which(row: published.Row) -> str:
+    return "wrong_without" if row.objective == "none" else "wrong"
+
+
+def _same(cell: Cell, row: published.Row) -> bool:
+    """Whether a cell measures what a row of the paper prints."""
+    wanted = row.settings
+    if (cell.setting.dataset, cell.method, cell.estimator) != (row.dataset, row.method, row.estimator):
+        return False
+    if row.corruption is not None and cell.corruption != row.corruption:
+        return False
+    if cell.attack is None:
+        return row.objective == "none"
+    if row.objective != "none":
+        if cell.attack.objective != row.objective or cell.attack.gradient != "exact":
+            return False
+        if abs(cell.attack.epsilon - float(wanted.get("epsilon", 1.0))) > 1e-9:
+            return False
+        if (cell.attack.alignment > 0) != (wanted.get("attack") == "adaptive"):
+            return False
+        if cell.attack.knowledge != wanted.get("knowledge", "white"):
+            return False
+        if cell.setting.malicious != wanted.get("malicious", cell.setting.malicious):
+            return False
+    return cell.setting.batch_size == wanted.get("batch_size", cell.setting.batch_size)
+
+
+def _examples(results: Results, store: Store) -> list[Part]:
+    rows: list[tuple[str, Sequence[Picture]]] = []
+    seen: set[tuple[str, str]] = set()
+    ranked = sorted(results.cells, key=lambda result: _rank(result.cell.attack.label if result.cell.attack else ""))
+    for estimator in _ordered(set(results.values(lambda cell: cell.estimator))):
+        for result in ranked:
+            attack = result.cell.attack
+            if result.cell.estimator != estimator or attack is None or (estimator, attack.label) in seen:
+                continue
+            pairs = store.examples(result.key)
+            if not pairs:
+                continue
+            seen.add((estimator, attack.label))
+            if not rows:
+                clean = [Picture(c, f"image {i + 1} of the attacker, as it was") for i, (c, _) in enumerate(pairs)]
+                rows.append((f"clean ({result.cell.corruption.replace('_', ' ')})", clean))
+            crafted = [Picture(p, f"image {i + 1} of the attacker, crafted") for i, (_, p) in enumerate(pairs)]
+            rows.append((f"{defence(estimator)}, {attack.label}", crafted))
+    return [Gallery("The attacker's images", rows[:8])] if rows else []
+
+
+def _time(results: Results) -> Table:
+    rows: list[list[Value]] = []
+    for estimator in _ordered(set(results.values(lambda cell: cell.estimator))):
+        cells = results.select(lambda cell, estimator=estimator: cell.estimator == estimator)  # type: ignore[misc]
+        attack, rest = cells.seconds()
+        crafted = sum(1 for batch in cells.batches if "attack_s" in batch and not batch.get("shared"))
+        per_attack = round(attack / crafted, 2) if crafted else None
+        total = len(cells.batches)
+        rows.append([defence(estimator), total, crafted, per_attack, round(rest / total, 3), round(attack + rest)])
+    columns = ["normalisation", "batches", "of them crafted", "attack, s", "prediction and adaptation, s", "all, s"]
+    caption = "A batch that two methods would craft alike is crafted once."
+    return Table("Time spent", columns, rows, caption)
+
+
+def _facts(results: Results) -> Facts:
+    recipe, last = results.recipe, results.runs[-1]
+    kinds = {result.cell.attack for result in results.cells if result.cell.attack}
+    settings = {result.cell.setting for result in results.cells}
+    items = [
+        ("recipe", recipe["name"]),
+        ("data and model", "; ".join(sorted({f"{s.dataset} (severity {s.severity}), {s.model}" for s in settings}))),
+        ("batches", f"{len(results.batches):,} in {len(results.cells):,} streams"),
+        ("malicious images", ", ".join(sorted({f"{s.malicious} of {s.batch_size}" for s in settings}, key=_natural))),
+        ("corruptions", ", ".join(name.replace("_", " ") for name in results.values(lambda cell: cell.corruption))),
+        ("attacks", "; ".join(sorted(map(_spelled, kinds))) or "none"),
+        ("scenario", recipe["scenario"] if kinds else "no attack"),
+        ("seeds", ", ".join(str(seed) for seed in sorted(results.values(lambda cell: cell.seed)))),
+        ("device", "; ".join(sorted({result.facts["device"] for result in results.cells}))),
+        ("versions", f"medbn {last.facts['medbn']}, torch {last.facts['torch']}, Python {last.facts['python']}"),
+        ("last run", time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(last.began))),
+    ]
+    return Facts("Facts", items)
+
+
+def _natural(text: str) -> tuple[int, str]:
+    return int(text.split(" ")[0]), text
+
+
+def _spelled(attack: Attack) -> str:
+    return (
+        f"{attack.objective}, {attack.label} gradient, {attack.steps} steps of {attack.step_size * 255:.3g}/255,"
+        f" ε {attack.epsilon:.3g}"
+    )
+
+
+def _commands(results: Results) -> list[Part]:
+    commands = [run.command for run in results.runs if run.command]
+    return [Text(command, code=True) for command in dict.fromkeys(commands)]
+
+
+def _lead(results: Results) -> str:
+    """The finding in one sentence, from the first panel that has an attack."""
+    for _, panel in _panels(results):
+        if panel.cells[0].cell.attack is None:
+            continue
+        said = []
+        for estimator in _ordered(set(panel.values(lambda cell: cell.estimator))):
+            cells = panel.select(lambda cell, estimator=estimator: cell.estimator == estimator)  # type: ignore[misc]
+            worst, before = cells.worst(), cells.error("wrong_without")
+            if worst is None or before is None:
+                continue
+            if _harm_name(panel) == "attack success":
+                said.append(f"{100 * worst.value:.0f} % with {defence(estimator)}")
+            else:
+                said.append(f"from {100 * before.value:.0f} to {100 * worst.value:.0f} % with {defence(estimator)}")
+        if not said:
+            continue
+        if _harm_name(panel) == "attack success":
+            return f"The attacker's target class is predicted in {', '.join(said)}."
+        return f"The error on images that nobody touched goes {', '.join(said)}, under the worst attack that was run."
+    return results.recipe["about"] or "Error without attack."

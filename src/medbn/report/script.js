@@ -1,0 +1,75 @@
+"use strict";
+(() => {
+  // Sorting: a click sorts upwards, the next downwards, the third restores the order the report came in.
+  const key = (row, column) => {
+    const cell = row.cells[column];
+    if (cell.dataset.sort !== undefined) return Number(cell.dataset.sort);
+    if (cell.querySelector(".nothing")) return null;
+    return cell.textContent.trim() || null;
+  };
+  const compare = (a, b) =>
+    typeof a === "number" && typeof b === "number"
+      ? a - b
+      : String(a).localeCompare(String(b), undefined, { numeric: true });
+
+  for (const table of document.querySelectorAll("table.sortable")) {
+    const body = table.tBodies[0];
+    const original = [...body.rows];
+    const heads = [...table.tHead.rows[0].cells];
+    heads.forEach((head, column) => {
+      const button = head.querySelector("button");
+      if (!button) return;
+      button.addEventListener("click", () => {
+        const next = { ascending: "descending", descending: null }[head.getAttribute("aria-sort")];
+        const order = next === undefined ? "ascending" : next;
+        heads.forEach((other) => other.removeAttribute("aria-sort"));
+        const rows = [...original];
+        if (order) {
+          head.setAttribute("aria-sort", order);
+          const sign = order === "ascending" ? 1 : -1;
+          rows.sort((first, second) => {
+            const a = key(first, column);
+            const b = key(second, column);
+            // What was not measured stays at the end, whichever way one sorts.
+            if (a === null || b === null) return (a === null) - (b === null);
+            return sign * compare(a, b);
+          });
+        }
+        table.classList.toggle("sorted", Boolean(order));
+        body.append(...rows);
+      });
+    });
+  }
+
+  // Copying: from a file the clipboard may be closed; then the text is selected, ready for the keyboard.
+  for (const button of document.querySelectorAll("button.copy")) {
+    const code = button.parentElement.querySelector("code");
+    button.addEventListener("click", async () => {
+      try {
+        await navigator.clipboard.writeText(code.textContent);
+        button.textContent = "Copied";
+      } catch {
+        getSelection().selectAllChildren(code);
+        button.textContent = "Selected";
+      }
+      setTimeout(() => (button.textContent = "Copy"), 2000);
+    });
+  }
+
+  // The contents show where one is: the last section whose heading has passed the top third of the window.
+  const links = new Map(
+    [...document.querySelectorAll("nav a")].map((link) => [document.getElementById(link.hash.slice(1)), link])
+  );
+  const follow = () => {
+    let current = null;
+    for (const section of links.keys()) {
+      if (section.getBoundingClientRect().top < innerHeight / 3) current = section;
+    }
+    for (const [section, link] of links) {
+      if (section === current) link.setAttribute("aria-current", "true");
+      else link.removeAttribute("aria-current");
+    }
+  };
+  addEventListener("scroll", follow, { passive: true });
+  follow();
+})();

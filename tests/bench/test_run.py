@@ -1,0 +1,299 @@
+"""Running: what is finished stays finished, and a killed run ends with the bits of one that was left alone."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+
+import pytest
+import torch
+
+from medbn import bench
+from medbn.bench import runner
+from medbn.bench.cells import Cell
+from medbn.bench.memo import Memo, Remembering
+
+SCRIPT = """
+import json, sys
+from medbn import bench
+from medbn.bench import toml
+recipe = toml.read(sys.argv[1])
+executor = bench.Processes(bench.Place(), int(sys.argv[3])) if int(sys.argv[3]) > 1 else None
+if __name__ == "__main__":
+    bench.run(recipe, sys.argv[2], place=bench.Place(threads=1), executor=executor)
+"""
+
+TOML = """
+data = "digits"
+model = "resnet-small"
+weights = "shipped"
+clean = "digits"
+frost = "synthetic"
+batch_size = 30
+malicious = 6
+methods = ["tebn", "tent", "eata", "sar", "sotta", "sema"]
+estimators = ["median"]
+corruptions = ["contrast"]
+batches = 4
+scenario = "{scenario}"
+[[attacks]]
+objective = "indiscriminate"
+steps = 2
+step_size = 0.1
+"""
+
+
+def numbers(path) -> dict[str, list[dict[str, object]]]:
+    """Everything that a store holds but times."""
+    with bench.Store(path) as store:
+        timed = ("attack_s", "adapt_s", "shared")
+        return {c.key: [{k: v for k, v in b.items() if k not in timed} for b in c.batches] for c in store.cells()}
+
+
+def launch(tmp_path, recipe: str, store, jobs: int = 1) -> subprocess.Popen:
+    (tmp_path / "recipe.toml").write_text(recipe)
+    (tmp_path / "go.py").write_text(SCRIPT)
+    arguments = [sys.executable, str(tmp_path / "go.py"), str(tmp_path / "recipe.toml"), str(store), str(jobs)]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    return subprocess.Popen(arguments, env=environment, stderr=subprocess.PIPE, start_new_session=True)
+
+
+@pytest.mark.parametrize("scenario", ["instant", "cumulative"])
+def test_a_run_that_is_killed_again_and_again_ends_with_the_same_bits(tmp_path, scenario):
+    recipe = TOML.format(scenario=scenario)
+    whole, killed = tmp_path / "whole.db", tmp_path / "killed.db"
+    began = time.monotonic()
+    child = launch(tmp_path, recipe, whole)
+    assert child.wait(120) == 0, child.stderr.read()
+    child.stderr.close()
+    length = time.monotonic() - began
+    chance = random.Random(scenario)
+    kills, seen = 0, []
+    for _ in range(40):
+        child = launch(tmp_path, recipe, killed)
+        try:
+            code = child.wait(chance.uniform(0.35, 0.9) * length)
+        except subprocess.TimeoutExpired:
+            os.killpg(child.pid, signal.SIGKILL)
+            child.wait()
+            kills += 1
+            code = None
+        child.stderr.close()
+        if killed.exists():
+            with bench.Store(killed) as store:
+                seen.append(sum(len(cell.batches) for cell in store.cells()))
+        if code is not None:
+            assert code == 0
+            break
+    assert kills >= 2
+    assert seen == sorted(seen)  # nothing that was finished is ever lost
+    assert numbers(killed) == numbers(whole)
+
+
+def test_two_runs_at_once_share_the_work(tmp_path):
+    recipe = TOML.format(scenario="instant").replace("batches = 4", "batches = 3")
+    together, alone = tmp_path / "together.db", tmp_path / "alone.db"
+    children = [launch(tmp_path, recipe, together) for _ in range(2)]
+    for child in children:
+        assert child.wait(120) == 0, child.stderr.read()
+        child.stderr.close()
+    child = launch(tmp_path, recipe, together)  # what one found busy, it left to the other
+    assert child.wait(120) == 0
+    child.stderr.close()
+    child = launch(tmp_path, recipe, alone)
+    assert child.wait(120) == 0
+    child.stderr.close()
+    assert numbers(together) == numbers(alone)
+
+
+def test_processes_give_the_numbers_of_one(tmp_path, tiny):
+    bench.run(tiny, tmp_path / "one.db", place=bench.Place(threads=1))
+    events = []
+    place = bench.Place(threads=1)
+    bench.run(tiny, tmp_path / "two.db", place=place, executor=bench.Processes(place, 2), report=events.append)
+    assert numbers(tmp_path / "one.db") == numbers(tmp_path / "two.db")
+    assert sum(event.kind == "done" for event in events) == 4
+    assert sum(event.kind == "batch" for event in events) == 12
+
+
+def test_an_error_in_one_process_is_raised_and_the_others_finish(tmp_path, tiny):
+    broken = replace(tiny, options={"tent": {"lr": -1.0}})
+    place = bench.Place(threads=1)
+    with pytest.raises(ValueError, match=r"tent .*learning rate"):
+        bench.run(broken, tmp_path / "x.db", place=place, executor=bench.Processes(place, 2))
+    assert [len(batches) for batches in numbers(tmp_path / "x.db").values()] == [3, 3]  # TeBN's
+    with pytest.raises(ValueError, match="jobs must be"):
+        bench.Processes(place, 0)
+
+
+def test_finished_cells_are_not_run_again_and_streams_are_continued(tmp_path, tiny):
+    store, events = tmp_path / "x.db", []
+    bench.run(replace(tiny, batches=1), store)
+    first = numbers(store)
+    bench.run(tiny, store, report=events.append)
+    assert sum(event.kind == "batch" for event in events) == 4 * 2
+    second = numbers(store)
+    assert all(second[key][:1] == batches for key, batches in first.items())
+    events.clear()
+    bench.run(tiny, store, report=events.append)
+    assert {event.kind for event in events} == {"done"}
+    bench.run(tiny, tmp_path / "whole.db")
+    assert numbers(tmp_path / "whole.db") == second
+
+
+def test_a_run_stopped_by_hand_keeps_what_is_finished(tmp_path, tiny):
+    def stop(event: bench.Event) -> None:
+        if event.kind == "batch" and event.batch == 2:
+            raise KeyboardInterrupt
+
+    store = tmp_path / "x.db"
+    with pytest.raises(KeyboardInterrupt):
+        bench.run(tiny, store, report=stop)
+    assert [len(batches) for batches in numbers(store).values()] == [2]
+    with bench.Store(store) as opened:
+        assert opened.runs()[0].ended is None
+        assert opened.connection.execute("SELECT count(*) FROM cells WHERE host IS NOT NULL").fetchone() == (0,)
+
+
+def test_keys_follow_everything_that_determines_the_numbers(tiny):
+    cell = next(tiny.cells())
+    other = [
+        replace(cell, method="tent"),
+        replace(cell, estimator="median"),
+        replace(cell, corruption="fog"),
+        replace(cell, seed=1),
+        replace(cell, scenario="cumulative"),
+        replace(cell, predict="before"),
+        replace(cell, options={"lr": 1.0}),
+        replace(cell, attack=None),
+        replace(cell, attack=replace(cell.attack, steps=3)),
+        replace(cell, setting=replace(cell.setting, batch_size=31)),
+        replace(cell, setting=replace(cell.setting, malicious=7)),
+        replace(cell, setting=replace(cell.setting, severity=4)),
+    ]
+    keys = {cell.key("d", "w"), cell.key("e", "w"), cell.key("d", "v"), *(one.key("d", "w") for one in other)}
+    assert len(keys) == 3 + len(other)
+    moved = replace(cell, setting=replace(cell.setting, weights="elsewhere.safetensors"))
+    assert moved.key("d", "w") == cell.key("d", "w")
+    assert Cell.of(json.loads(json.dumps(cell.describe()))) == cell
+
+
+def test_what_a_batch_stores(tmp_path, tiny):
+    targeted = replace(tiny, attacks=(bench.Attack("targeted", steps=1),), batches=1, methods=("tebn",))
+    bench.run(targeted, tmp_path / "x.db")
+    with bench.Store(tmp_path / "x.db") as store:
+        stored = store.cells()[0]
+        (batch,) = stored.batches
+        assert len(store.examples(stored.key)) == 6
+    assert batch["images"] == 30
+    assert batch["benign"] == 24
+    assert batch["hit"] in (0, 1)
+    assert batch["wrong_without"] <= batch["wrong_clean"]
+    assert batch["attack_s"] > 0
+    assert batch["adapt_s"] > 0
+    assert {"device", "torch", "medbn", "threads", "python"} <= set(stored.facts)
+
+
+def test_numbers_are_those_of_the_library(tmp_path, tiny):
+    import medbn
+    from medbn import data, models
+
+    single = replace(tiny, methods=("tent",), estimators=("median",))
+    bench.run(single, tmp_path / "x.db")
+    (batches,) = numbers(tmp_path / "x.db").values()
+    model = models.get("resnet-small", weights="shipped")
+    adapter = medbn.adapt(model, "tent", "median", predict="after")
+    stream = data.load("digits", corruption="contrast", frost="synthetic").batches(30, limit=3)
+    attack = medbn.attacks.DIA(medbn.attacks.Indiscriminate(), steps=2, step_size=0.1)
+    for batch, outcome in zip(batches, medbn.attacks.instant(adapter, stream, attack, slice(24, 30)), strict=True):
+        assert batch["wrong"] == round(outcome.harm() * 24)
+        assert batch["wrong_without"] == round(outcome.harm_without() * 24)
+
+
+def test_methods_with_the_same_surrogate_share_what_is_crafted(tmp_path, tiny):
+    recipe = replace(tiny, methods=("tebn", "tent", "eta", "sar", "sema"), estimators=("mean",), batches=2)
+    events = []
+    runner._memo.batches.clear()
+    bench.run(recipe, tmp_path / "x.db", report=lambda e: events.append(e) if e.kind == "batch" else None)
+    shared = {(e.cell.method, e.batch): e.metrics["shared"] for e in events}
+    assert shared[("tebn", 1)] is False
+    assert all(shared[(method, 1)] for method in ("tent", "eta", "sar"))
+    assert not shared[("sema", 1)]  # normalises with other statistics
+    assert not any(shared[(method, 2)] for method in ("tent", "eta", "sema"))  # has moved since
+    runner._memo.batches.clear()
+    alone = replace(recipe, methods=("tent",))
+    bench.run(alone, tmp_path / "alone.db")
+    assert set(map(repr, numbers(tmp_path / "alone.db").values())) <= set(
+        map(repr, numbers(tmp_path / "x.db").values())
+    )
+
+
+def test_a_memo_forgets_the_oldest():
+    memo = Memo()
+    for number in range(40):
+        memo.put(str(number), torch.tensor(number))
+    assert memo.get("0") is None
+    assert memo.get("39") == 39
+
+
+def test_knowledge_and_unrolling_are_part_of_what_is_shared(tiny):
+    import medbn
+    from medbn import data, models
+
+    model = models.get("resnet-small", weights="shipped")
+    images, labels = next(data.load("digits").batches(20))
+    tent, tebn = medbn.adapt(model, "tent", "mean"), medbn.adapt(model, "tebn", "mean")
+    attack = bench.Attack("targeted").make(0)
+
+    def key(adapter, attack) -> str:
+        return Remembering(attack, Memo()).key(adapter, images, labels, slice(15, 20))
+
+    assert key(tent, attack) == key(tebn, attack)
+    assert key(tent, replace(attack, unroll=1)) != key(tebn, replace(attack, unroll=1))
+    semi = replace(attack, knowledge="semi")
+    before = key(tent, semi)
+    tent(images)
+    assert key(tent, semi) == before
+    assert key(tent, attack) != key(tebn, attack)
+
+
+def test_what_is_missing_is_said_before_anything_starts(tmp_path):
+    recipe = bench.recipes.get("cumulative")
+    place = bench.Place(root=str(tmp_path))
+    with pytest.raises(bench.MissingError) as error:
+        bench.run(recipe, tmp_path / "x.db", place=place)
+    text = str(error.value)
+    for part in ("medbn data make cifar10-c", "medbn data fetch cifar10", "medbn train resnet26 --data cifar10"):
+        assert part in text
+    assert not (tmp_path / "x.db").exists()
+
+
+def test_streams_that_are_too_short_are_refused(tmp_path, tiny):
+    long = replace(tiny, settings=(replace(tiny.settings[0], batch_size=900, malicious=10),))
+    with pytest.raises(ValueError, match="fewer than one batch of 900"):
+        bench.run(long, tmp_path / "x.db")
+
+
+def test_deterministic_settings_are_put_back():
+    before = torch.are_deterministic_algorithms_enabled(), torch.get_num_threads(), torch.backends.cudnn.benchmark
+    with runner.deterministic(bench.Place(threads=1)):
+        assert torch.are_deterministic_algorithms_enabled()
+        assert torch.get_num_threads() == 1
+    after = torch.are_deterministic_algorithms_enabled(), torch.get_num_threads(), torch.backends.cudnn.benchmark
+    assert before == after
+
+
+@pytest.mark.gpu
+def test_a_gpu_run_continues_to_the_same_bits(tmp_path, tiny):
+    place = bench.Place(device="cuda")
+    recipe = replace(tiny, methods=("tebn", "tent", "sotta"))
+    bench.run(recipe, tmp_path / "whole.db", place=place)
+    bench.run(replace(recipe, batches=1), tmp_path / "parts.db", place=place)
+    bench.run(recipe, tmp_path / "parts.db", place=place)
+    assert numbers(tmp_path / "whole.db") == numbers(tmp_path / "parts.db")

@@ -1,0 +1,185 @@
+"""The store: whole batches or nothing, one worker per cell, and no file is touched that is not ours."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import subprocess
+import sys
+
+import pytest
+
+from medbn.bench import LostClaimError, Store, StoreError
+from medbn.bench.store import LEASE, birth
+
+CELL, FACTS = {"a": 1}, {"device": "x"}
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "results.db"
+
+
+def elsewhere(store: Store, host: str = "another", pid: int = 1, born: str = "7") -> Store:
+    store.me = (host, pid, born)
+    return store
+
+
+def test_a_batch_and_its_state_are_kept_together(path):
+    with Store(path) as store:
+        assert store.progress("k") == (0, None)
+        assert store.claim("k", CELL, FACTS)
+        store.commit("k", 0, {"wrong": 3}, b"one", [(b"clean", b"poisoned")])
+        store.commit("k", 1, {"wrong": 4}, b"two")
+        store.release("k")
+    with Store(path) as store:
+        assert store.progress("k") == (2, b"two")
+        (stored,) = store.cells()
+        assert (stored.cell, stored.facts, stored.batches) == (CELL, FACTS, [{"wrong": 3}, {"wrong": 4}])
+        assert store.examples("k") == [(b"clean", b"poisoned")]
+
+
+def test_nothing_of_a_batch_is_kept_when_a_part_fails(path):
+    with Store(path) as store:
+        store.claim("k", CELL, FACTS)
+        store.commit("k", 0, {"wrong": 3}, b"one")
+        with pytest.raises(sqlite3.IntegrityError):
+            store.commit("k", 0, {"wrong": 9}, b"two")  # that number is there already
+        assert store.progress("k") == (1, b"one")
+
+
+def test_a_cell_has_one_worker(path):
+    clock = Clock()
+    with Store(path, clock=clock) as mine, Store(path, clock=clock) as theirs:
+        elsewhere(theirs)
+        assert mine.claim("k", CELL, FACTS)
+        assert not theirs.claim("k", CELL, FACTS)
+        mine.release("k")
+        assert theirs.claim("k", CELL, FACTS)
+        assert not mine.claim("k", CELL, FACTS)
+        with pytest.raises(LostClaimError, match="taken this cell over"):
+            mine.commit("k", 0, {}, b"")
+        mine.release("k")  # not ours to give back
+        theirs.commit("k", 0, {}, b"")
+
+
+def test_a_claim_from_another_host_ends_with_its_lease(path):
+    clock = Clock()
+    with Store(path, clock=clock) as mine, elsewhere(Store(path, clock=clock)) as theirs:
+        assert theirs.claim("k", CELL, FACTS)
+        clock.now += LEASE - 1
+        assert not mine.claim("k", CELL, FACTS)
+        theirs.commit("k", 0, {}, b"")  # a sign of life
+        clock.now += LEASE - 1
+        assert not mine.claim("k", CELL, FACTS)
+        clock.now += 2
+        assert mine.claim("k", CELL, FACTS)
+        with pytest.raises(LostClaimError):
+            theirs.commit("k", 1, {}, b"")
+        assert mine.progress("k") == (1, b"")
+
+
+def test_slow_batches_have_longer_leases(path):
+    clock = Clock()
+    with Store(path, clock=clock) as mine, elsewhere(Store(path, clock=clock)) as theirs:
+        theirs.claim("k", CELL, FACTS)
+        theirs.commit("k", 0, {}, b"", seconds=600)
+        clock.now += 5000
+        assert not mine.claim("k", CELL, FACTS)
+
+
+def test_a_claim_dies_with_its_process(path):
+    host = Store(path).me[0]
+    child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    born = birth(child.pid)
+    assert born
+    with Store(path) as mine, elsewhere(Store(path), host, child.pid, born) as theirs:
+        assert theirs.claim("k", CELL, FACTS)
+        assert not mine.claim("k", CELL, FACTS)
+        child.kill()
+        child.wait()
+        child.stdin.close()
+        assert birth(child.pid) is None
+        assert mine.claim("k", CELL, FACTS)
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/self/stat"), reason="start times come from /proc")
+def test_a_number_that_was_given_to_another_process_is_no_claim(path):
+    host = Store(path).me[0]
+    with Store(path) as mine, elsewhere(Store(path), host, os.getppid(), "1") as theirs:
+        assert theirs.claim("k", CELL, FACTS)
+        assert mine.claim("k", CELL, FACTS)
+
+
+def test_runs_are_noted(path):
+    with Store(path) as store:
+        first = store.begin({"name": "a"}, "medbn run a", FACTS, ["k", "l", "k"])
+        store.begin({"name": "b"}, "medbn run b", FACTS, [])
+        store.end(first)
+        one, two = store.runs()
+        assert (one.recipe, one.command, one.keys) == ({"name": "a"}, "medbn run a", ("k", "l"))
+        assert one.ended is not None
+        assert two.ended is None
+
+
+@pytest.mark.parametrize("content", [b"some text, certainly", b"SQLite format 3\x00" + b"\xff" * 4096, b"\x00" * 100])
+def test_foreign_and_damaged_files_are_not_touched(path, content):
+    path.write_bytes(content)
+    with pytest.raises(StoreError, match="not touched"):
+        Store(path)
+    assert path.read_bytes() == content
+
+
+def test_other_peoples_databases_are_not_touched(path):
+    with sqlite3.connect(path) as other:
+        other.execute("CREATE TABLE theirs (x)")
+    other.close()
+    before = path.read_bytes()
+    with pytest.raises(StoreError, match="of another program"):
+        Store(path)
+    assert path.read_bytes() == before
+
+
+def test_a_damaged_store_is_refused(path):
+    with Store(path) as store:
+        for key in map(str, range(50)):
+            store.claim(key, {"x": "y" * 500}, FACTS)
+    content = bytearray(path.read_bytes())
+    content[4096:12288] = b"\xaa" * 8192
+    path.write_bytes(content)
+    with pytest.raises(StoreError, match="damaged"):
+        Store(path)
+    assert path.read_bytes() == bytes(content)
+
+
+def test_other_formats_are_refused(path):
+    Store(path).close()
+    with sqlite3.connect(path) as other:
+        other.execute("PRAGMA user_version = 99")
+    other.close()
+    with pytest.raises(StoreError, match="format 99"):
+        Store(path)
+
+
+def test_places_that_cannot_be_written(tmp_path):
+    with pytest.raises(StoreError, match="is a folder"):
+        Store(tmp_path)
+    with pytest.raises(StoreError, match="cannot write"):
+        Store(tmp_path / "no such folder" / "x.db")
+    with pytest.raises(StoreError, match="no store"):
+        Store(tmp_path / "x.db", create=False)
+    assert not (tmp_path / "x.db").exists()
+
+
+def test_an_empty_file_becomes_a_store(path):
+    path.touch()
+    with Store(path) as store:
+        assert store.cells() == []

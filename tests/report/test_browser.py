@@ -1,0 +1,205 @@
+"""The page in a real browser: Debian's Chromium, driven by selenium. No network is needed, and none is used."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from medbn.report.page import html
+from tests.report.documents import CORRUPTIONS, ERRORS, demo, nasty
+
+REQUIRED = os.environ.get("MEDBN_BROWSER") == "required"
+MISSING = [name for name in ("chromium", "chromedriver") if shutil.which(name) is None]
+MISSING += ["selenium"] if importlib.util.find_spec("selenium") is None else []
+
+pytestmark = pytest.mark.skipif(
+    bool(MISSING) and not REQUIRED,
+    reason=f"no {', '.join(MISSING)}: apt-get install chromium chromium-driver; pip install selenium",
+)
+
+SIZES = {"screen": (1280, 900), "phone": (360, 740)}
+MODES = ("light", "dark")
+
+# For each visible text: how its colour stands out against the first ground behind it that is not transparent.
+CONTRASTS = """
+const parse = (c) => { const n = c.match(/[\\d.]+/g).map(Number); return n.length > 3 && n[3] === 0 ? null : n; };
+const luminance = ([r, g, b]) => {
+  const [x, y, z] = [r, g, b].map((v) => v / 255).map((v) => v <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4);
+  return 0.2126 * x + 0.7152 * y + 0.0722 * z;
+};
+const found = [];
+for (const e of document.querySelectorAll("body *")) {
+  const own = [...e.childNodes].some((n) => n.nodeType === 3 && n.textContent.trim());
+  if (!own || !e.checkVisibility() || e.closest(".unseen, .skip, script, title, desc")) continue;
+  const style = getComputedStyle(e);
+  const ink = parse(e instanceof SVGElement ? style.fill : style.color);
+  let behind = e, ground = null;
+  while (behind && !(ground = parse(getComputedStyle(behind).backgroundColor))) behind = behind.parentElement;
+  const [low, high] = [luminance(ink), luminance(ground)].sort((a, b) => a - b);
+  found.push([(high + 0.05) / (low + 0.05), `${e.tagName}.${e.getAttribute("class")}`, e.textContent.slice(0, 40)]);
+}
+return found;
+"""
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    assert not MISSING, f"MEDBN_BROWSER=required, but there is no {', '.join(MISSING)}"
+    from selenium import webdriver
+    from selenium.webdriver.chrome.service import Service
+
+    options = webdriver.ChromeOptions()
+    options.binary_location = shutil.which("chromium")
+    for flag in ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--hide-scrollbars"):
+        options.add_argument(flag)
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
+    driver = webdriver.Chrome(options=options, service=Service(shutil.which("chromedriver")))
+    yield driver
+    driver.quit()
+
+
+@pytest.fixture(scope="module")
+def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    folder = tmp_path_factory.mktemp("report")
+    for name, document in (("demo", demo()), ("nasty", nasty())):
+        (folder / f"{name}.html").write_text(html(document), encoding="utf-8")
+    return {name: folder / f"{name}.html" for name in ("demo", "nasty")}
+
+
+def _open(browser: Any, page: Path, size: str = "screen", mode: str = "light") -> None:
+    width, height = SIZES[size]
+    metrics = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": size == "phone"}
+    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
+    # Without reduced motion the page glides to what is clicked, and the click comes before it has arrived.
+    wishes = {"prefers-color-scheme": mode, "prefers-reduced-motion": "reduce"}
+    features = [{"name": name, "value": value} for name, value in wishes.items()]
+    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": features})
+    for log in ("browser", "performance"):
+        browser.get_log(log)
+    browser.get(page.as_uri())
+
+
+@pytest.mark.parametrize("name", ["demo", "nasty"])
+def test_no_errors_and_no_requests(browser: Any, pages: dict[str, Path], name: str) -> None:
+    _open(browser, pages[name])
+    assert browser.get_log("browser") == []
+    events = [json.loads(entry["message"])["message"] for entry in browser.get_log("performance")]
+    asked = {event["params"]["request"]["url"] for event in events if event["method"] == "Network.requestWillBeSent"}
+    assert {url for url in asked if not url.startswith("data:")} == {pages[name].as_uri()}
+    assert browser.execute_script("return [...document.images].every((i) => i.complete && i.naturalWidth === 16)")
+
+
+def _column(browser: Any, column: int) -> list[str]:
+    script = (
+        """return [...document.querySelectorAll(".headline tbody tr")].map((r) => r.cells[arguments[0]].innerText)"""
+    )
+    return [text.split("\n")[0].strip() for text in browser.execute_script(script, column)]
+
+
+def test_a_click_sorts_up_then_down_then_as_it_was(browser: Any, pages: dict[str, Path]) -> None:
+    from selenium.webdriver.common.by import By
+    from selenium.webdriver.common.keys import Keys
+
+    _open(browser, pages["demo"])
+    names = list(ERRORS)
+    head = browser.find_elements(By.CSS_SELECTOR, "table.headline thead th")[3]
+    button = head.find_element(By.TAG_NAME, "button")
+    up = sorted(names, key=lambda name: ERRORS[name][2])
+    for order, expected in (("ascending", up), ("descending", up[::-1]), (None, names), ("ascending", up)):
+        button.click()
+        assert head.get_attribute("aria-sort") == order
+        assert _column(browser, 0) == expected
+    # From the keyboard, by another column: names as text; the first column is no longer the sorted one.
+    first = browser.find_elements(By.CSS_SELECTOR, "table.headline thead th")[0]
+    first.find_element(By.TAG_NAME, "button").send_keys(Keys.ENTER)
+    assert _column(browser, 0) == sorted(names, key=str.lower)
+    assert (first.get_attribute("aria-sort"), head.get_attribute("aria-sort")) == ("ascending", None)
+
+
+def test_what_was_not_measured_sorts_last_either_way(browser: Any, pages: dict[str, Path]) -> None:
+    from selenium.webdriver.common.by import By
+
+    _open(browser, pages["demo"])
+    table = browser.find_element(By.CSS_SELECTOR, "#beside-the-paper table")
+    button = table.find_elements(By.CSS_SELECTOR, "thead button")[2]
+    for expected in (["19.0", "20.7", "77.9", "81.3", "–"], ["81.3", "77.9", "20.7", "19.0", "–"]):
+        button.click()
+        rows = table.find_elements(By.CSS_SELECTOR, "tbody tr")
+        assert [row.find_elements(By.XPATH, "./*")[2].text.split("\n")[0] for row in rows] == expected
+
+
+@pytest.mark.parametrize("name", ["demo", "nasty"])
+@pytest.mark.parametrize("size", SIZES)
+def test_the_page_never_scrolls_sideways(browser: Any, pages: dict[str, Path], name: str, size: str) -> None:
+    _open(browser, pages[name], size)
+    browser.execute_script("document.querySelectorAll('details').forEach((d) => (d.open = true))")
+    assert browser.execute_script("return document.documentElement.scrollWidth") <= SIZES[size][0]
+    assert browser.execute_script("return document.documentElement.clientWidth") == SIZES[size][0]
+
+
+def test_a_wide_table_scrolls_in_its_own_box_on_a_phone(browser: Any, pages: dict[str, Path]) -> None:
+    _open(browser, pages["demo"], "phone")
+    script = "const b = document.querySelector('.heat').parentElement; return [b.scrollWidth, b.clientWidth]"
+    inside, outside = browser.execute_script(script)
+    assert inside > 40 * len(CORRUPTIONS) > outside
+
+
+def test_one_drawing_of_each_picture_is_shown_and_its_letters_are_readable(
+    browser: Any, pages: dict[str, Path]
+) -> None:
+    for size, kind in (("screen", "wide"), ("phone", "narrow")):
+        _open(browser, pages["demo"], size)
+        script = """return [...document.querySelectorAll(".chart")].filter((c) => c.checkVisibility()).map(
+            (c) => [c.classList[1], c.querySelector(".tick").getBoundingClientRect().height])"""
+        shown = browser.execute_script(script)
+        assert [drawn for drawn, _ in shown] == [kind, kind]
+        assert all(height >= 11 for _, height in shown)
+
+
+def test_dark_mode_changes_the_ground(browser: Any, pages: dict[str, Path]) -> None:
+    grounds = []
+    for mode in MODES:
+        _open(browser, pages["demo"], mode=mode)
+        grounds.append(browser.execute_script("return getComputedStyle(document.body).backgroundColor"))
+    light, dark = ([int(n) for n in ground[4:-1].split(",")] for ground in grounds)
+    assert min(light) > 230
+    assert max(dark) < 40
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("size", SIZES)
+def test_all_text_stands_out(browser: Any, pages: dict[str, Path], size: str, mode: str) -> None:
+    _open(browser, pages["demo"], size, mode)
+    browser.execute_script("document.querySelectorAll('details').forEach((d) => (d.open = true))")
+    found = browser.execute_script(CONTRASTS)
+    assert len(found) > 300
+    assert [entry for entry in found if entry[0] < 4.5] == []
+
+
+def test_commands_can_be_copied(browser: Any, pages: dict[str, Path]) -> None:
+    from selenium.webdriver.common.by import By
+    from selenium.webdriver.support.ui import WebDriverWait
+
+    _open(browser, pages["demo"])
+    button = browser.find_element(By.CSS_SELECTOR, "button.copy")
+    button.click()
+    # Copied where the clipboard is open to files, else selected: never silence.
+    WebDriverWait(browser, 5).until(lambda _: button.text in ("Copied", "Selected"))
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_screenshot_shows_something(browser: Any, pages: dict[str, Path], tmp_path: Path, mode: str) -> None:
+    _open(browser, pages["demo"], mode=mode)
+    # Kept where MEDBN_SCREENSHOTS names a folder: the pictures of the docs are made so.
+    folder = Path(os.environ.get("MEDBN_SCREENSHOTS", tmp_path))
+    folder.mkdir(parents=True, exist_ok=True)
+    target = folder / f"report-{mode}.png"
+    assert browser.save_screenshot(str(target))
+    assert target.stat().st_size > 20_000

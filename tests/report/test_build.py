@@ -1,0 +1,214 @@
+"""What a report says about a store: the numbers, the paper's beside them, and what is left out."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, replace
+
+import pytest
+
+from medbn.bench import Store, published, recipes
+from medbn.bench.intervals import bootstrap, wilson
+from medbn.report import FORMATS, build, headline
+from medbn.report.document import Curves, Facts, Gallery, Heatmap, Measure, Scatter, Table, Text
+
+FACTS = {"device": "a machine", "medbn": "0", "torch": "2", "python": "3", "threads": 1}
+RATES = {"mean": 60, "median": 30, "image_median": 20, "mad": 40, "mad_scaled": 50}
+
+
+def fill(path, recipe, batches: int = 2) -> None:
+    """A store as a run of the recipe would leave it, with made-up numbers that depend on the cell."""
+    with Store(path) as store:
+        keys = []
+        for number, cell in enumerate(recipe.cells()):
+            key = f"{recipe.name}-{number:04}"
+            keys.append(key)
+            store.claim(key, cell.describe(), FACTS)
+            benign = cell.setting.batch_size - cell.setting.malicious
+            for batch in range(batches):
+                wrong = RATES[cell.estimator] * benign // 100 + batch
+                metrics = {"images": cell.setting.batch_size, "wrong": wrong, "adapt_s": 0.5}
+                if cell.attack is not None:
+                    metrics |= {"benign": benign, "wrong_without": benign // 10, "wrong_clean": 12, "loss": 1.0}
+                    metrics |= {"attack_s": 2.0, "shared": False}
+                    if cell.attack.objective == "targeted":
+                        metrics |= {
+                            "hit": int(batch < (cell.estimator == "mean") + 1 - (cell.method == "tent")),
+                            "already": 0,
+                        }
+                store.commit(key, batch, metrics, b"", [(b"\x89PNG clean", b"\x89PNG bad")] if batch == 0 else None)
+            store.release(key)
+        store.begin(json.loads(json.dumps(asdict(recipe))), f"medbn run {recipe.name}", FACTS, keys)
+
+
+def parts(document, kind):
+    return [part for section in document.sections for part in section.parts if isinstance(part, kind)]
+
+
+@pytest.fixture
+def cifar(tmp_path):
+    def make(name: str, **narrow):
+        recipe = recipes.get(name).narrowed(**narrow)
+        fill(tmp_path / "x.db", recipe)
+        with Store(tmp_path / "x.db") as store:
+            return build(store), recipe
+
+    return make
+
+
+def test_the_headline_holds_the_measured_numbers(cifar):
+    document, _ = cifar("indiscriminate-instant", data=["cifar10-c"], methods=["tebn"], limit=2)
+    table = parts(document, Table)[0]
+    assert table.columns == ["method", "normalisation", "error without attack", "error under attack"]
+    rows = {row[1]: row for row in table.rows}
+    assert list(rows) == ["BatchNorm", "MedBN", "image_median"]
+    expected = bootstrap([96, 97, 96, 97], [160] * 4, ["a", "a", "b", "b"])
+    assert rows["BatchNorm"][3].value == pytest.approx(100 * expected.value)
+    assert rows["BatchNorm"][3].low == pytest.approx(100 * expected.low)
+    assert rows["BatchNorm"][2].value == pytest.approx(10)
+    assert "from 10 to 60 % with BatchNorm" in document.lead
+
+
+def test_targeted_attacks_are_counted_as_rates(cifar):
+    document, _ = cifar("targeted-instant", data=["cifar10-c"], methods=["tebn", "tent"], limit=3)
+    table = parts(document, Table)[0]
+    rows = {(row[0], row[1]): row[3] for row in table.rows}
+    expected = wilson(3, 6)  # one of two batches of three streams
+    assert rows["TeBN", "MedBN"].value == pytest.approx(100 * expected.value)
+    assert rows["TeBN", "MedBN"].high == pytest.approx(100 * expected.high)
+    assert rows["TeBN", "BatchNorm"].value == 100
+    assert rows["TENT", "MedBN"].value == 0
+    assert rows["TENT", "MedBN"].high > 10  # none of six is not nothing
+
+
+def test_differences_are_paired(cifar):
+    document, _ = cifar("indiscriminate-instant", data=["cifar10-c"], methods=["tebn"], limit=2)
+    table = next(table for table in parts(document, Table) if table.title == "Difference to BatchNorm")
+    (row,) = table.rows
+    assert row[2].value == pytest.approx(-30)
+    assert row[2].low == pytest.approx(-30)
+
+
+def test_the_papers_numbers_stand_beside_ours(cifar):
+    document, recipe = cifar("indiscriminate-instant", data=["cifar10-c"], limit=2)
+    table = next(table for table in parts(document, Table) if table.title.startswith("Table 2"))
+    assert table.columns[2:5] == ["objective", "BatchNorm, ours", "BatchNorm, paper"]
+    rows = {row[1]: row[1:] for row in table.rows if row[2] == "indiscriminate"}
+    for method in recipe.methods:
+        name = {"tent": "TENT", "sema": "sEMA", "mdia": "mDIA", "tebn": "TeBN", "sotta": "SoTTA"}.get(
+            method, method.upper()
+        )
+        printed = published.get("indiscriminate-instant").lookup(dataset="cifar10-c", method=method, estimator="mean")
+        assert rows[name][3] == printed
+        assert isinstance(rows[name][2], Measure)
+
+
+def test_disagreements_in_the_paper_are_shown_with_both_numbers(cifar):
+    document, _ = cifar("cumulative", limit=1)
+    table = next(table for table in parts(document, Table) if table.title.startswith("Table 3"))
+    found = published.get("cumulative").disagreements()
+    assert found
+    for _, printed, recomputed in found:
+        assert any(f"{printed:.2f}" in note and f"{recomputed:.2f}" in note for note in table.notes)
+
+
+def test_per_corruption_tables(cifar):
+    document, _ = cifar("targeted-instant-per-corruption", data=["cifar10-c"], methods=["tebn"], limit=3)
+    table = next(table for table in parts(document, Table) if "per-corruption" in table.title)
+    assert "corruption" in table.columns
+    ours = [row for row in table.rows if row[table.columns.index("BatchNorm, ours")] is not None]
+    assert len(ours) == 3
+    maps = parts(document, Heatmap)
+    assert [len(heatmap.columns) for heatmap in maps] == [3, 3, 3]
+    assert maps[0].values[0][0].value == 100
+
+
+@pytest.mark.parametrize(
+    ("name", "axis"), [("malicious-indiscriminate", "malicious"), ("batch-size-targeted", "batch_size")]
+)
+def test_sweeps_become_curves_with_the_papers_beside_them(cifar, name, axis):
+    document, recipe = cifar(name, data=["cifar10-c"], limit=1)
+    (curves,) = parts(document, Curves)
+    values = sorted({getattr(setting, axis) for setting in recipe.settings})
+    assert [x for x, _ in curves.series["MedBN"]] == values
+    assert curves.reference["MedBN"]
+    assert "image_median" not in curves.reference
+    assert not parts(document, Scatter)
+
+
+def test_worst_case_takes_the_worst_of_the_gradients(cifar):
+    document, _ = cifar("worst-case", methods=["tebn"], limit=1)
+    tables = [table for table in parts(document, Table) if "worst of them" in table.columns]
+    assert len(tables) == 2
+    assert sum("straight-through" in column for column in tables[0].columns) == 1
+    mean = next(row for row in tables[0].rows if row[1] == "BatchNorm")
+    assert len({value.value for value in mean[3:]}) == 1  # one attack stands for all gradients
+    (first, _) = parts(document, Scatter)
+    assert len(first.points) == 5
+
+
+def test_knowledge_levels_have_no_worst(cifar):
+    document, _ = cifar("knowledge", limit=1)
+    table = parts(document, Table)[0]
+    assert "worst of them" not in table.columns
+    assert any("semi-white-box" in column for column in table.columns)
+    paper = next(table for table in parts(document, Table) if table.title.startswith("Table 7"))
+    assert all(isinstance(row[paper.columns.index("MedBN, ours")], Measure) for row in paper.rows)
+
+
+def test_what_was_run_says_how_to_repeat_it(cifar):
+    document, _ = cifar("no-attack", data=["cifar10-c"], limit=2)
+    (facts,) = parts(document, Facts)
+    items = dict(facts.items)
+    assert items["recipe"] == "no-attack"
+    assert items["device"] == "a machine"
+    assert [text.text for text in parts(document, Text) if text.code] == ["medbn run no-attack"]
+    assert not parts(document, Gallery)
+    table = next(table for table in parts(document, Table) if table.title.startswith("Table 19"))
+    assert [row[1] for row in table.rows] == ["TeBN", "TENT", "ETA", "SAR", "SoTTA", "sEMA", "mDIA"]
+
+
+def test_unfinished_runs_say_so(tmp_path):
+    recipe = recipes.get("indiscriminate-instant").narrowed(data=["cifar10-c"], methods=["tebn"], limit=1)
+    fill(tmp_path / "x.db", recipe, batches=2)
+    with Store(tmp_path / "x.db") as store:
+        store.connection.execute("DELETE FROM batches WHERE key LIKE '%0000' AND number = 1")
+        table = parts(build(store), Table)[0]
+    assert any("between 1 and 2 batches" in note for note in table.notes)
+
+
+def test_several_recipes_and_a_choice_of_them(tmp_path):
+    path = tmp_path / "x.db"
+    for name in ("epsilon", "knowledge"):
+        fill(path, recipes.get(name).narrowed(limit=1))
+    with Store(path) as store:
+        both = build(store)
+        assert any(section.title.startswith("epsilon: ") for section in both.sections)
+        assert any(section.title.startswith("knowledge: ") for section in both.sections)
+        assert not any("epsilon" in section.title for section in build(store, ["knowledge"]).sections)
+        with pytest.raises(ValueError, match="Did you mean 'epsilon'"):
+            build(store, ["epsilom"])
+        for kind, show in FORMATS.items():
+            assert len(show(both)) > 1000, kind
+
+
+def test_an_empty_store_has_no_report(tmp_path):
+    with Store(tmp_path / "x.db") as store, pytest.raises(ValueError, match=r"no results in .* yet"):
+        build(store)
+
+
+def test_registered_estimators_are_called_by_their_names(tmp_path, monkeypatch):
+    import medbn
+
+    monkeypatch.setattr(medbn.estimators, "_registry", dict(medbn.estimators._registry))
+    medbn.estimators.register("mine")(lambda x, valid: (x.mean((0, 2, 3)), x.var((0, 2, 3))))
+    monkeypatch.setitem(RATES, "mine", 70)
+    recipe = recipes.get("epsilon").narrowed(limit=1)
+    fill(tmp_path / "x.db", replace(recipe, estimators=("mean", "mine")))
+    with Store(tmp_path / "x.db") as store:
+        document = build(store)
+        assert list(document.series) == ["BatchNorm", "mine"]
+        ((title, columns, rows),) = headline(store, "epsilon")
+    assert "argeted attack" in title
+    assert columns[1] == "normalisation"
+    assert {row[1] for row in rows} == {"BatchNorm", "mine"}
