@@ -169,7 +169,16 @@ def test_toml(tmp_path):
         (TOML.replace("[[attacks]]", "[[attack]]"), "Did you mean 'attacks'"),
         ("settings = 3", "must be tables"),
         (TOML.replace("lr =", "rl ="), "unknown option of tent"),
-        (TOML.replace("batch_size = 40", 'batch_size = "40"'), "batch_size|'str'"),
+        (TOML.replace("batches = 1", "batches = 1.5"), "batches must be int"),
+        (TOML.replace("batches = 1", "batches = true"), "batches must be int"),
+        (TOML.replace("malicious = 8", "malicious = 4.5"), "malicious must be int"),
+        (TOML.replace("batches = 1", 'axis = "foo"'), "unknown axis"),
+        (TOML.replace("batches = 1", 'published = ["nope"]'), "unknown published table"),
+        (TOML.replace("batches = 1", 'predict = "later"'), "unknown predict"),
+        (TOML.replace("batches = 1", 'preset = "mnist"'), "unknown preset"),
+        (TOML.replace("batches = 1", "seeds = [1.5]"), "seeds must be a list of int"),
+        (TOML.replace("[options.tent]\nlr = 0.01", "").replace("batches = 1", "options = 3"), "options must be tables"),
+        (TOML.replace("batch_size = 40", 'batch_size = "40"'), "batch_size must be int"),
     ],
 )
 def test_wrong_toml_says_where_and_what(text, message, tmp_path):
@@ -178,6 +187,10 @@ def test_wrong_toml_says_where_and_what(text, message, tmp_path):
     with pytest.raises(ValueError, match=message) as error:
         recipes.get(str(file))
     assert "mine.toml" in str(error.value)
+
+
+def test_methods_are_lower_case_and_named_once(tiny):
+    assert replace(tiny, methods=("TENT", "tent", "TeBN")).methods == ("tent", "tebn")
 
 
 def test_a_toml_file_that_is_not_there():

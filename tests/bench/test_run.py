@@ -178,7 +178,8 @@ def test_keys_follow_everything_that_determines_the_numbers(tiny):
         replace(cell, setting=replace(cell.setting, severity=4)),
     ]
     keys = {cell.key("d", "w"), cell.key("e", "w"), cell.key("d", "v"), *(one.key("d", "w") for one in other)}
-    assert len(keys) == 3 + len(other)
+    keys |= {cell.key("d", "w", "c"), cell.key("d", "w", "", "code")}
+    assert len(keys) == 5 + len(other)
     moved = replace(cell, setting=replace(cell.setting, weights="elsewhere.safetensors"))
     assert moved.key("d", "w") == cell.key("d", "w")
     assert Cell.of(json.loads(json.dumps(cell.describe()))) == cell
@@ -242,7 +243,21 @@ def test_a_memo_forgets_the_oldest():
     assert memo.get("39") == 39
 
 
-def test_knowledge_and_unrolling_are_part_of_what_is_shared(tiny):
+def test_unrolled_attacks_and_later_batches_are_never_shared(tmp_path, tiny):
+    unrolled = replace(tiny, methods=("tebn", "tent"), estimators=("mean",), batches=1)
+    unrolled = replace(unrolled, attacks=(replace(tiny.attacks[0], unroll=1),))
+    seen = []
+    runner._memo.batches.clear()
+    for rate in (1e-3, 0.3):
+        options = {"tent": {"lr": rate}}
+        bench.run(replace(unrolled, options=options), tmp_path / f"{rate}.db", report=seen.append)
+    assert not any(event.metrics["shared"] for event in seen if event.kind == "batch")
+    assert not runner._memo.batches
+    bench.run(replace(tiny, estimators=("mean",)), tmp_path / "x.db")
+    assert len(runner._memo.batches) == 1  # of three batches of two methods
+
+
+def test_knowledge_is_part_of_what_is_shared(tiny):
     import medbn
     from medbn import data, models
 
@@ -255,7 +270,6 @@ def test_knowledge_and_unrolling_are_part_of_what_is_shared(tiny):
         return Remembering(attack, Memo()).key(adapter, images, labels, slice(15, 20))
 
     assert key(tent, attack) == key(tebn, attack)
-    assert key(tent, replace(attack, unroll=1)) != key(tebn, replace(attack, unroll=1))
     semi = replace(attack, knowledge="semi")
     before = key(tent, semi)
     tent(images)
@@ -272,6 +286,50 @@ def test_what_is_missing_is_said_before_anything_starts(tmp_path):
     for part in ("medbn data make cifar10-c", "medbn data fetch cifar10", "medbn train resnet26 --data cifar10"):
         assert part in text
     assert not (tmp_path / "x.db").exists()
+
+
+MINE = """
+import torch
+from medbn import models
+
+def build():
+    model = models.get("resnet-small", weights="shipped")
+    return SIGNED(model)
+
+class SIGNED(torch.nn.Module):
+    def __init__(self, model):
+        super().__init__()
+        self.model = model
+
+    def forward(self, x):
+        return {sign} * self.model(x)
+"""
+
+
+def test_a_users_model_brings_its_weights_and_its_code_counts(tmp_path, tiny, monkeypatch):
+    import importlib
+
+    monkeypatch.syspath_prepend(tmp_path)
+    mine = replace(tiny, settings=(replace(tiny.settings[0], model="my_nets:build", weights=None),), batches=1)
+    mine = replace(mine, methods=("tebn",), estimators=("mean",), attacks=())
+    counts = []
+    for sign in ("+1", "-1"):
+        (tmp_path / "my_nets.py").write_text(MINE.format(sign=sign))
+        importlib.invalidate_caches()
+        sys.modules.pop("my_nets", None)
+        sys.dont_write_bytecode = True
+        runner._model.cache_clear()
+        bench.run(mine, tmp_path / "x.db")
+        counts.append(len(numbers(tmp_path / "x.db")))
+    assert counts == [1, 2]
+
+
+def test_a_mean_is_attacked_with_what_there_is(tmp_path, tiny):
+    only = replace(tiny, attacks=(replace(tiny.attacks[0], gradient="straight_through"),), estimators=("mean",))
+    assert len(list(only.cells())) == 2
+    nothing = replace(tiny, settings=(replace(tiny.settings[0], malicious=0),))
+    with pytest.raises(ValueError, match="nothing to run"):
+        bench.run(nothing, tmp_path / "x.db")
 
 
 def test_streams_that_are_too_short_are_refused(tmp_path, tiny):

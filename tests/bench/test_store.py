@@ -130,12 +130,52 @@ def test_runs_are_noted(path):
         assert two.ended is None
 
 
-@pytest.mark.parametrize("content", [b"some text, certainly", b"SQLite format 3\x00" + b"\xff" * 4096, b"\x00" * 100])
+@pytest.mark.parametrize(
+    "content", [b"some text, certainly", b"SQLite format 3\x00" + b"\xff" * 4096, b"\x00" * 100, b"S"]
+)
 def test_foreign_and_damaged_files_are_not_touched(path, content):
     path.write_bytes(content)
     with pytest.raises(StoreError, match="not touched"):
         Store(path)
     assert path.read_bytes() == content
+
+
+def test_what_a_kill_left_half_written_is_undone_not_refused(path):
+    with Store(path) as store:
+        store.claim("k", CELL, FACTS)
+        store.commit("k", 0, {"wrong": 1}, b"x" * 100_000)
+    before = path.read_bytes()
+    connection = sqlite3.connect(path, isolation_level=None)
+    connection.execute("PRAGMA cache_size = 1")  # makes SQLite write to the file before the commit
+    connection.execute("BEGIN IMMEDIATE")
+    connection.execute("UPDATE cells SET state = ?", (b"y" * 400_000,))
+    journal = path.with_name(path.name + "-journal").read_bytes()
+    torn = path.read_bytes()
+    connection.execute("ROLLBACK")
+    connection.close()
+    assert torn != before
+    path.write_bytes(torn)
+    path.with_name(path.name + "-journal").write_bytes(journal)
+    with Store(path) as store:
+        assert store.progress("k") == (1, b"x" * 100_000)
+
+
+def test_a_full_disk_says_so_and_keeps_what_was_finished(path):
+    with Store(path) as store:
+        store.claim("k", CELL, FACTS)
+        store.commit("k", 0, {"wrong": 1}, b"small")
+        pages = store.connection.execute("PRAGMA page_count").fetchone()[0]
+        store.connection.execute(f"PRAGMA max_page_count = {pages + 2}")
+        with pytest.raises(StoreError, match=r"cannot write to .*full.* kept"):
+            store.commit("k", 1, {"wrong": 2}, b"x" * 1_000_000)
+        assert store.progress("k") == (1, b"small")
+
+
+def test_a_report_does_not_make_a_store_of_an_empty_file(path):
+    path.touch()
+    with pytest.raises(StoreError, match="no store"):
+        Store(path, create=False)
+    assert path.read_bytes() == b""
 
 
 def test_other_peoples_databases_are_not_touched(path):

@@ -9,6 +9,7 @@ import pytest
 
 from medbn.bench import Store, published, recipes
 from medbn.bench.intervals import bootstrap, wilson
+from medbn.bench.results import read
 from medbn.report import FORMATS, build, headline
 from medbn.report.document import Curves, Facts, Gallery, Heatmap, Measure, Scatter, Table, Text
 
@@ -16,18 +17,20 @@ FACTS = {"device": "a machine", "medbn": "0", "torch": "2", "python": "3", "thre
 RATES = {"mean": 60, "median": 30, "image_median": 20, "mad": 40, "mad_scaled": 50}
 
 
-def fill(path, recipe, batches: int = 2) -> None:
+def fill(path, recipe, batches: int = 2, shift: int = 0, tag: str = "a", again: bool = False) -> None:
     """A store as a run of the recipe would leave it, with made-up numbers that depend on the cell."""
     with Store(path) as store:
         keys = []
         for number, cell in enumerate(recipe.cells()):
-            key = f"{recipe.name}-{number:04}"
+            key = f"{tag}-{recipe.name}-{number:04}"
             keys.append(key)
+            if again:
+                continue
             store.claim(key, cell.describe(), FACTS)
             benign = cell.setting.batch_size - cell.setting.malicious
             for batch in range(batches):
-                wrong = RATES[cell.estimator] * benign // 100 + batch
-                metrics = {"images": cell.setting.batch_size, "wrong": wrong, "adapt_s": 0.5}
+                wrong = RATES[cell.estimator] * benign // 100 + batch + shift
+                metrics = {"images": cell.setting.batch_size, "wrong": wrong, "adapt_s": 0.5, "device": "a machine"}
                 if cell.attack is not None:
                     metrics |= {"benign": benign, "wrong_without": benign // 10, "wrong_clean": 12, "loss": 1.0}
                     metrics |= {"attack_s": 2.0, "shared": False}
@@ -166,6 +169,67 @@ def test_what_was_run_says_how_to_repeat_it(cifar):
     assert not parts(document, Gallery)
     table = next(table for table in parts(document, Table) if table.title.startswith("Table 19"))
     assert [row[1] for row in table.rows] == ["TeBN", "TENT", "ETA", "SAR", "SoTTA", "sEMA", "mDIA"]
+    assert all(row[2].value == pytest.approx(60.25) for row in table.rows)
+    assert "2 of the fifteen corruptions" in table.notes[0]
+
+
+@pytest.mark.parametrize("name", [name for name in recipes.available() if recipes.get(name).published])
+def test_every_recipe_has_its_numbers_beside_the_papers(cifar, name):
+    document, recipe = cifar(name, data=["cifar10-c"], limit=1)
+    table = next(
+        table for table in parts(document, Table) if table.title.startswith("Table") and table.columns[0] == "dataset"
+    )
+    ours = [i for i, column in enumerate(table.columns) if column.endswith(", ours") and "paper" not in column]
+    corruption = table.columns.index("corruption") if "corruption" in table.columns else None
+    there = recipe.corruptions[0].replace("_", " ")
+    for row in table.rows:
+        if row[0] == "cifar10-c" and (corruption is None or row[corruption] == there):
+            assert all(isinstance(row[i], Measure) for i in ours), row
+
+
+def test_runs_with_other_options_or_newer_data_are_not_mixed(tmp_path):
+    recipe = recipes.get("indiscriminate-instant").narrowed(data=["cifar10-c"], methods=["tent"], limit=2)
+    path = tmp_path / "x.db"
+
+    def shown() -> float:
+        with Store(path) as store:
+            return next(row for row in parts(build(store), Table)[0].rows if row[1] == "BatchNorm")[3].value
+
+    fill(path, recipe)
+    before = shown()
+    other = replace(recipe, options={"tent": {"lr": 0.5}})
+    fill(path, other, shift=20, tag="b")
+    assert shown() == pytest.approx(before + 100 * 20 / 160)
+    fill(path, recipe, shift=0, tag="a", again=True)  # the first once more: its cells are there already
+    assert shown() == pytest.approx(before)
+    fill(path, replace(recipe, corruptions=recipe.corruptions[:1]), shift=40, tag="c")  # images were made anew
+    with Store(path) as store:
+        streams = {(r.cell.corruption, r.key) for r in read(store)[0].cells if r.cell.estimator == "mean"}
+    assert len(streams) == 2
+    assert any(key.startswith("c-") for _, key in streams)
+
+
+def test_attacks_that_differ_in_steps_alone_have_columns_of_their_own(tmp_path):
+    recipe = recipes.get("indiscriminate-instant").narrowed(data=["cifar10-c"], methods=["tebn"], limit=1)
+    both = replace(recipe, attacks=(*recipe.attacks, replace(recipe.attacks[0], steps=7)))
+    fill(tmp_path / "x.db", both)
+    with Store(tmp_path / "x.db") as store:
+        table = parts(build(store), Table)[0]
+    assert sum("7 steps" in column for column in table.columns) == 1
+    assert sum("100 steps" in column for column in table.columns) == 1
+    assert "worst of them" not in table.columns
+
+
+def test_severities_and_sizes_have_tables_of_their_own(tmp_path):
+    recipe = recipes.get("indiscriminate-instant").narrowed(data=["cifar10-c"], methods=["tebn"], limit=1)
+    (setting,) = recipe.settings
+    more = (setting, replace(setting, severity=3), replace(setting, malicious=10))
+    fill(tmp_path / "x.db", replace(recipe, settings=more))
+    with Store(tmp_path / "x.db") as store:
+        titles = [table.title for table in parts(build(store), Table) if "attack" in table.title]
+    assert len(titles) == 3
+    assert any("everity 3" in title for title in titles)
+    assert any("10 of 200" in title for title in titles)
 
 
 def test_unfinished_runs_say_so(tmp_path):

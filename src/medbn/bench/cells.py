@@ -6,14 +6,28 @@ import json
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
-from .. import attacks
+from .. import attacks, methods
 from .._names import unknown
+from ..data import corruptions
 from ..data.dataset import digest
 
 ALGORITHM = 1
 """Raised whenever the same cell gives other numbers: stored results of older numbers are then not taken up."""
 
 OBJECTIVES = {"targeted": attacks.Targeted, "indiscriminate": attacks.Indiscriminate}
+
+
+def check_types(value: Any) -> None:
+    """Refuse a field of another kind than its annotation says: a TOML file may hold anything."""
+    kinds: dict[str, Any] = {"str": str, "int": int, "float": (int, float), "bool": bool}
+    for one in fields(value):
+        given = getattr(value, one.name)
+        names = str(one.type).replace(" ", "").split("|")
+        if given is None and "None" in names:
+            continue
+        expected = kinds.get(names[0])
+        if expected and (not isinstance(given, expected) or (isinstance(given, bool) and names[0] != "bool")):
+            raise ValueError(f"{one.name} must be {names[0]}, got {given!r}.")
 
 
 @dataclass(frozen=True)
@@ -32,6 +46,7 @@ class Attack:
     restarts: int = 1
 
     def __post_init__(self) -> None:
+        check_types(self)
         if self.objective not in OBJECTIVES:
             raise unknown("objective", self.objective, OBJECTIVES)
         self.make(0)  # says what is wrong with the rest
@@ -70,6 +85,11 @@ class Setting:
     """For images that are corrupted as they are read: a folder of photographs, or "synthetic"."""
 
     def __post_init__(self) -> None:
+        check_types(self)
+        if self.preset not in methods.PRESETS:
+            raise unknown("preset", self.preset, methods.PRESETS)
+        if self.severity not in corruptions.SEVERITIES:
+            raise ValueError(f"severity must be 1, 2, 3, 4 or 5, got {self.severity}.")
         if not 0 <= self.malicious < self.batch_size:
             raise ValueError(
                 f"malicious images must be fewer than the batch: got malicious={self.malicious} of"
@@ -113,8 +133,10 @@ class Cell:
             }
         )
 
-    def key(self, data: str, weights: str, clean: str = "") -> str:
-        """A hash of everything that determines the numbers; ``data``, ``weights`` and ``clean`` are fingerprints.
+    def key(self, data: str, weights: str, clean: str = "", code: str = "") -> str:
+        """A hash of everything that determines the numbers.
+
+        ``data``, ``weights`` and ``clean`` are fingerprints, ``code`` is the text of what the user brings.
 
         How many batches are run is not part of it, since that only says where the stream ends; nor are the places of
         files, since the fingerprints say what is in them.
@@ -122,7 +144,7 @@ class Cell:
         described = self.describe()
         for place in ("data", "weights", "clean", "frost"):
             del described["setting"][place]
-        return digest(json.dumps([ALGORITHM, described, data, weights, clean], sort_keys=True))
+        return digest(json.dumps([ALGORITHM, described, data, weights, clean, code], sort_keys=True))
 
     @property
     def label(self) -> str:

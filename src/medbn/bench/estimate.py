@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from functools import lru_cache
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -56,7 +55,7 @@ def forward(model: str, channels: int, size: int) -> float:
         return 8.2e9 * (size / 224) ** 2
 
 
-def seconds(recipe: Recipe, per_second: float, root: str | Path | None = None) -> float:
+def seconds(recipe: Recipe, per_second: float) -> float:
     """The estimated time of all cells, one after the other."""
     total = 0.0
     seen: set[Any] = set()

@@ -20,7 +20,7 @@ class Executor(Protocol):
     """Runs cells and reports what happens; the store is a path, since work may happen elsewhere."""
 
     def run(self, cells: Sequence[Cell], store: Path, batches: int | None, report: Report) -> None:
-        """Run all cells to their end; an error in one is raised once the others are safe."""
+        """Run all cells to their end. An error in one is raised; what is finished by then is in the store."""
 
 
 class InProcess:

@@ -1,4 +1,7 @@
-"""Craft once what several methods would craft alike: on the first batch, TENT's surrogate is TeBN's."""
+"""Craft once what several methods would craft alike: on the first batch, TENT's surrogate is TeBN's.
+
+Methods that differ in what they learn alone come one after the other, and only their first batches are alike.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ from torch import Tensor
 from ..attacks import DIA, Objective
 from ..methods.base import Adapter
 
-KEPT = 32
+KEPT = 4
 
 
 class Memo:
@@ -42,6 +45,8 @@ class Remembering:
         self.attack, self.memo = attack, memo
         self.seconds = 0.0
         self.shared = False
+        self.first = True
+        """Whether this is the first batch of a stream: later ones differ between methods, and are not kept."""
 
     @property
     def objective(self) -> Objective:
@@ -50,13 +55,15 @@ class Remembering:
 
     def __call__(self, adapter: Adapter, images: Tensor, labels: Tensor, malicious: Any) -> Tensor:
         """The poisoned batch."""
-        key = self.key(adapter, images, labels, malicious)
+        alike = self.first and not self.attack.unroll
+        key = self.key(adapter, images, labels, malicious) if alike else ""
         began = time.perf_counter()
-        found = self.memo.get(key)
+        found = self.memo.get(key) if alike else None
         self.shared = found is not None
         if found is None:
             found = self.attack(adapter, images, labels, malicious)
-            self.memo.put(key, found)
+            if alike:
+                self.memo.put(key, found)
         if images.is_cuda:
             torch.cuda.synchronize(images.device)
         self.seconds = time.perf_counter() - began
@@ -65,16 +72,15 @@ class Remembering:
     def key(self, adapter: Adapter, images: Tensor, labels: Tensor, malicious: Any) -> str:
         """A hash of the surrogate and of what it is attacked with.
 
-        Without unrolling, the surrogate is the model under its layers' policies and estimators, in the state that the
-        attacker knows. How a method learns does not enter.
+        The surrogate is the model under its layers' policies and estimators, in the state that the attacker knows. How
+        a method learns does not enter, as long as no step of it is unrolled.
         """
         attack = self.attack
         state = adapter.source_state if attack.knowledge == "semi" else adapter.snapshot()
         total = hashlib.blake2b(digest_size=16)
-        layers = [(name, layer.estimator.name, layer.policy) for name, layer in adapter.layers.items()]
-        normalising = type(adapter).normalising.__qualname__, getattr(adapter, "statistics", None)
-        method = type(adapter).__qualname__ if attack.unroll else ""
-        total.update(repr((attack, method, layers, normalising, malicious, images.shape)).encode())
+        layers = [(name, id(layer.estimator.function), layer.policy) for name, layer in adapter.layers.items()]
+        normalising = type(adapter).normalising.__qualname__, getattr(adapter, "statistics", None), adapter.logits
+        total.update(repr((attack, str(adapter.model), layers, normalising, malicious, images.shape)).encode())
         model = {**adapter.model.state_dict(), **state["learned"]}  # in the model's order, whatever is learned
         values = [*model.values(), *(value for pair in state["averages"].values() for value in pair)]
         for value in (*values, images, labels):

@@ -10,10 +10,12 @@ from typing import Any
 from .. import attacks, estimators, methods
 from .._names import unknown
 from ..data import corruptions
-from .cells import Attack, Cell, Setting
+from . import published
+from .cells import Attack, Cell, Setting, check_types
 
 INSTANT = ("tebn", "tent", "eta", "sar", "sotta", "sema", "mdia")
 """The seven methods of the paper's tables; EATA stands for ETA where the attack is cumulative."""
+AXES = ("method", "corruption", "malicious", "batch_size", "epsilon", "knowledge", "gradient")
 DEFENCES = ("mean", "median", "image_median")
 DIGITS = Setting("digits", "resnet-small", weights="shipped", clean="digits", frost="synthetic")
 """The embedded default."""
@@ -44,6 +46,22 @@ class Recipe:
     """What the results are laid out along: method, corruption, malicious, batch_size, epsilon, knowledge, gradient."""
 
     def __post_init__(self) -> None:
+        check_types(self)
+        for name in ("methods", "estimators", "corruptions", "seeds", "published"):
+            value = getattr(self, name)
+            kind = int if name == "seeds" else str
+            if not isinstance(value, tuple) or not all(isinstance(one, kind) for one in value):
+                raise ValueError(f"{name} must be a list of {kind.__name__}, got {value!r}.")
+            lowered = (one.lower() if name == "methods" else one for one in value)
+            object.__setattr__(self, name, tuple(dict.fromkeys(lowered)))
+        if self.axis not in AXES:
+            raise unknown("axis", self.axis, AXES)
+        if self.predict not in ("before", "after"):
+            raise unknown("predict", self.predict, ("before", "after"))
+        for name in self.published:
+            published.get(name)
+        if not isinstance(self.options, dict) or not all(isinstance(one, dict) for one in self.options.values()):
+            raise ValueError(f"options must be tables by method, as in [options.tent], got {self.options!r}.")
         if self.scenario not in attacks.SCENARIOS:
             raise unknown("scenario", self.scenario, attacks.SCENARIOS)
         for method in self.methods:
@@ -72,15 +90,18 @@ class Recipe:
                 continue  # the un-adapted model takes no statistics
             if attack is not None and setting.malicious == 0:
                 continue
-            if estimator == "mean" and attack is not None and attack.gradient != "exact":
+            if estimator == "mean" and attack is not None and self._has_exact(attack):
                 continue  # a mean's own gradient is the stand-in
             options = self.options.get(method, {})
             yield Cell(setting, corruption, method, estimator, attack, self.scenario, seed, self.predict, options)
 
-    def narrowed(self, **given: Any) -> Recipe:
-        """Only a part: ``data``, ``methods``, ``estimators``, ``corruptions``, ``seeds``, ``batches``; None is all.
+    def _has_exact(self, attack: Attack) -> bool:
+        return attack.gradient != "exact" and replace(attack, gradient="exact") in self.attacks
 
-        Names that the recipe does not have are refused, with those that it has.
+    def narrowed(self, **given: Any) -> Recipe:
+        """Other methods, estimators, corruptions, seeds or batches, or only some of the ``data``; None changes nothing.
+
+        ``limit`` keeps the first corruptions, ``weights`` sets those of the one model that there is.
         """
         changes: dict[str, Any] = {}
         for name in ("methods", "estimators", "corruptions"):

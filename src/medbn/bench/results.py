@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import json
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -25,9 +26,7 @@ class Result:
     @property
     def stream(self) -> tuple[Any, ...]:
         """What two cells share whose batches are the same images with the same malicious places."""
-        setting = self.cell.setting
-        sizes = (setting.batch_size, setting.malicious)
-        return setting.data, setting.severity, setting.model, *sizes, self.cell.corruption, self.cell.seed
+        return self.cell.setting, self.cell.corruption, self.cell.seed
 
 
 @dataclass(frozen=True)
@@ -108,11 +107,10 @@ class Results:
         found = {}
         for result in self.cells:
             attack = result.cell.attack
-            kind = (attack.objective, attack.label) if attack else None
             for number, batch in enumerate(result.batches):
                 if which in batch:
                     value = batch["hit"] if "hit" in batch and which == "wrong" else batch[which] / batch["benign"]
-                    found[(*result.stream, result.cell.method, kind, number)] = value
+                    found[(*result.stream, result.cell.method, attack, number)] = value
         return found
 
     def seconds(self) -> tuple[float, float]:
@@ -132,14 +130,38 @@ def read(store: Store, names: Sequence[str] | None = None) -> list[Results]:
 
             raise unknown("recipe in this store", name, by_name)
     return [
-        Results(runs[-1].recipe, runs, list(_results(stored, (key for run in runs for key in run.keys))))
+        Results(runs[-1].recipe, runs, _results(stored, runs))
         for name, runs in by_name.items()
         if not names or name in names
     ]
 
 
-def _results(stored: dict[str, Stored], keys: Iterable[str]) -> Iterable[Result]:
-    wanted = set(keys)
-    for key, one in stored.items():  # in the order in which they were begun
-        if key in wanted:
-            yield Result(key, Cell.of(one.cell), one.batches, one.facts)
+def _results(stored: dict[str, Stored], runs: list[Run]) -> list[Result]:
+    """The cells of the last run, and those of earlier runs that only differ from it in what was narrowed.
+
+    Of cells with the same description (their data, weights or our algorithm have changed since), the last one counts.
+    """
+    last = runs[-1].recipe
+    settings = [_without_sizes(setting) for setting in last["settings"]]
+    datasets = {setting["data"] for setting in last["settings"]}
+    by_description: dict[str, str] = {}
+    for run in runs:
+        for key in run.keys:
+            if key not in stored:
+                continue
+            cell = stored[key].cell
+            same = (
+                cell["options"] == last["options"].get(cell["method"], {})
+                and (cell["predict"], cell["scenario"]) == (last["predict"], last["scenario"])
+                and cell["attack"] in (last["attacks"] or [None])
+                and (_without_sizes(cell["setting"]) in settings or cell["setting"]["data"] not in datasets)
+            )
+            if same:
+                by_description[json.dumps(cell, sort_keys=True)] = key
+    kept = set(by_description.values())
+    # In the order in which they were begun.
+    return [Result(k, Cell.of(one.cell), one.batches, one.facts) for k, one in stored.items() if k in kept]
+
+
+def _without_sizes(setting: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in setting.items() if name not in ("batch_size", "malicious")}

@@ -42,13 +42,21 @@ def run(
     place = place or Place()
     check(recipe, place)
     cells = list(recipe.cells())
+    if not cells:
+        raise ValueError(f"recipe {recipe.name!r} has nothing to run: no attack without malicious images.")
     with deterministic(place), Store(store) as opened:
-        ready = [prepare(cell, place, recipe.batches) for cell in cells]
-        number = opened.begin(asdict(recipe), command, facts(place), [one.key for one in ready])
-        unfinished = [one.cell for one in ready if opened.progress(one.key)[0] < one.batches]
-        for one in ready:
-            if one.cell not in unfinished:
-                report(Event("done", one.key, one.cell, one.batches, one.batches))
+        found = []
+        for cell in cells:
+            ready = prepare(cell, place, recipe.batches)
+            found.append((cell, ready.key, ready.batches))
+            del ready  # it holds a dataset and a model
+        number = opened.begin(asdict(recipe), command, facts(place), [key for _, key, _ in found])
+        unfinished = []
+        for cell, key, batches in found:
+            if opened.progress(key)[0] < batches:
+                unfinished.append(cell)
+            else:
+                report(Event("done", key, cell, batches, batches))
     busy = 0
 
     def watch(event: Event) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import inspect
 import io
 import os
 import platform
@@ -17,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from .. import __version__, data, methods, models
+from .. import __version__, data, estimators, methods, models
 from ..attacks import Cumulative, Instant, Outcome, Targeted
 from ..data import Dataset
 from ..methods.base import Adapter
@@ -61,12 +63,20 @@ Report = Callable[[Event], object]
 # --- what a cell needs ------------------------------------------------------------------------------------------------
 
 
-def weights_of(setting: Setting, root: str | Path | None) -> str:
-    """Where the weights of a setting are: as given, or where ``medbn train`` is told to put them."""
-    if setting.weights is not None:
+def weights_of(setting: Setting, root: str | Path | None) -> str | None:
+    """Where the weights of a setting are: as given, or where ``medbn train`` is told to put them.
+
+    None for a function of the user's, which brings its own unless they are given.
+    """
+    if setting.weights is not None or users(setting.model):
         return setting.weights
     name = f"{setting.model.replace(':', '-')}-{Path(setting.clean or setting.data).name}.safetensors"
     return str(data.find_root(root) / "models" / name)
+
+
+def users(model: str) -> bool:
+    """Whether a model is a function of the user's own."""
+    return ":" in model and model.split(":")[0] not in models.LIBRARIES
 
 
 def missing(setting: Setting, methods_: tuple[str, ...], root: str | Path | None) -> list[str]:
@@ -82,25 +92,42 @@ def missing(setting: Setting, methods_: tuple[str, ...], root: str | Path | None
     if "eata" in methods_ and setting.clean is None:
         problems.append(f"clean images for EATA on {setting.data} (give a folder with --clean, or leave eata out)")
     weights = weights_of(setting, root)
-    if weights not in ("shipped", "default") and not Path(weights).is_file():
-        train = f"medbn train {setting.model} --data {setting.clean or setting.data} --out {weights}"
-        problems.append(f"weights {weights} (give a file with --weights, or make them: {train})")
+    if weights not in (None, "shipped", "default") and not Path(weights).is_file():
+        train = f", or make them: medbn train {setting.model} --data {setting.clean or setting.data} --out {weights}"
+        ours = setting.model in models.available()
+        problems.append(f"weights {weights} (give a file with --weights{train if ours else ''})")
     return list(dict.fromkeys(problems))
 
 
-@lru_cache(maxsize=2)
-def _model(name: str, weights: str, classes: int, channels: int, device: str) -> tuple[nn.Module, str]:
-    sizes = {} if weights == "default" else {"classes": classes, "channels": channels}
-    if ":" in name and name.split(":")[0] not in ("torchvision", "timm"):
-        sizes = {}
+@lru_cache(maxsize=3)
+def _model(name: str, weights: str | None, classes: int, channels: int, device: str) -> tuple[nn.Module, str]:
+    sizes = {} if weights == "default" or users(name) else {"classes": classes, "channels": channels}
     model = models.get(name, weights=weights, **sizes)
     return model.to(device), models.fingerprint(model)
 
 
 @lru_cache(maxsize=4)
-def _dataset(setting: Setting, corruption: str, seed: int, root: str | None) -> Dataset:
-    found = data.load(setting.data, corruption=corruption, severity=setting.severity, frost=setting.frost, root=root)
+def _dataset(name: str, corruption: str, severity: int, frost: str | None, seed: int, root: str | None) -> Dataset:
+    found = data.load(name, corruption=corruption, severity=severity, frost=frost, root=root)
     return found.shuffled(seed) if seed else found
+
+
+def _code(cell: Cell) -> str:
+    """The text of what is the user's own: a model's module, an estimator's function."""
+    parts = []
+    if users(cell.setting.model):
+        parts.append(_source(importlib.import_module(cell.setting.model.split(":")[0])))
+    function = estimators.get(cell.estimator).function
+    if not function.__module__.startswith("medbn."):
+        parts.append(_source(function))
+    return "\n".join(parts)
+
+
+def _source(thing: Any) -> str:
+    try:
+        return inspect.getsource(thing)
+    except (OSError, TypeError):  # typed into an interpreter
+        return repr(getattr(thing, "__qualname__", thing))
 
 
 @lru_cache(maxsize=2)
@@ -123,14 +150,14 @@ class Prepared:
 def prepare(cell: Cell, place: Place, batches: int | None) -> Prepared:
     """Open what a cell needs."""
     setting = cell.setting
-    stream = _dataset(setting, cell.corruption, cell.seed, place.root)
+    stream = _dataset(setting.data, cell.corruption, setting.severity, setting.frost, cell.seed, place.root)
     weights = weights_of(setting, place.root)
     model, fingerprint = _model(setting.model, weights, len(stream.classes), stream.shape[0], place.device)
     clean = _clean(setting.clean, place.root) if cell.method == "eata" and setting.clean else None
     whole = len(stream) // setting.batch_size
     if whole == 0:
         raise ValueError(f"{stream.name} has {len(stream)} images, fewer than one batch of {setting.batch_size}.")
-    key = cell.key(stream.fingerprint, fingerprint, clean.fingerprint if clean else "")
+    key = cell.key(stream.fingerprint, fingerprint, clean.fingerprint if clean else "", _code(cell))
     return Prepared(cell, key, stream, model, clean, min(batches or whole, whole))
 
 
@@ -157,6 +184,7 @@ def execute(
         done, state = store.progress(ready.key)  # what another process has kept since
         tell("begun", done)
         stream = _Stream(ready, place.device)
+        where = facts(place)["device"]
         if state is not None:
             stream.load(state)
         source = ready.dataset.batches(
@@ -164,7 +192,8 @@ def execute(
         )
         for number, (images, labels) in enumerate(source, start=done):
             began = time.perf_counter()
-            metrics, pictures = stream.step(images, labels, pictures=number == 0)
+            metrics, pictures = stream.step(images, labels, first=number == 0)
+            metrics["device"] = where
             store.commit(ready.key, number, metrics, stream.state(), pictures, time.perf_counter() - began)
             tell("batch", number + 1, metrics)
         tell("done", ready.batches)
@@ -183,7 +212,9 @@ class _Stream:
         self.cell, self.device = cell, device
         options = dict(cell.options)
         if ready.clean is not None:
-            options["source"] = ready.clean.batches(cell.setting.batch_size, device=device)
+            samples = int(options.get("fisher_samples", methods.options("eata", cell.setting.preset)["fisher_samples"]))
+            needed = -(-samples // cell.setting.batch_size)
+            options["source"] = ready.clean.batches(cell.setting.batch_size, device=device, limit=needed)
         estimator = None if cell.method == "source" else cell.estimator
         self.adapter: Adapter = methods.adapt(
             ready.model,
@@ -201,7 +232,7 @@ class _Stream:
             last = slice(cell.setting.batch_size - cell.setting.malicious, cell.setting.batch_size)
             self.scenario = kind(self.adapter, self.attack, last)  # type: ignore[arg-type]
 
-    def step(self, images: Tensor, labels: Tensor, pictures: bool) -> tuple[dict[str, Any], Any]:
+    def step(self, images: Tensor, labels: Tensor, first: bool) -> tuple[dict[str, Any], Any]:
         """One batch: its numbers, and some of its images before and after."""
         began = time.perf_counter()
         if self.scenario is None:
@@ -209,12 +240,13 @@ class _Stream:
                 logits = logits_of(self.adapter(images), self.adapter.logits, len(images))
             wrong = int((logits.argmax(1) != labels).sum())
             return {"images": len(labels), "wrong": wrong, "adapt_s": time.perf_counter() - began}, None
+        self.attack.first = first
         outcome = self.scenario.step(images, labels)
         metrics = measured(outcome)
         metrics["attack_s"] = 0.0 if self.attack.shared else self.attack.seconds
         metrics["adapt_s"] = time.perf_counter() - began - self.attack.seconds
         metrics["shared"] = self.attack.shared
-        return metrics, _pictures(images, outcome) if pictures else None
+        return metrics, _pictures(images, outcome) if first else None
 
     def state(self) -> bytes:
         """What the next batch depends on."""

@@ -107,18 +107,35 @@ class Store:
         self.path = Path(path)
         self.clock = clock
         self.me = (socket.gethostname(), os.getpid(), birth(os.getpid()) or "")
-        if not self.path.exists() and not create:
-            raise StoreError(f"no store {self.path}.")
         if self.path.is_dir():
             raise StoreError(f"{self.path} is a folder; a store is a file.")
-        _check(self.path)
+        new = not self.path.exists() or self.path.stat().st_size == 0
+        if new and not create:
+            raise StoreError(f"no store {self.path}.")
+        if not new:
+            _check_header(self.path)
         try:
             self.connection = sqlite3.connect(self.path, timeout=60, isolation_level=None)
-            with self._transaction():
-                if self._pragma("application_id") == 0:
-                    self._prepare()
         except sqlite3.OperationalError as error:
             raise StoreError(f"cannot write to {self.path}: {error}.") from None
+        try:
+            # Here SQLite undoes what a killed process had left half written; only then is there something to judge.
+            damage = self.connection.execute("PRAGMA quick_check(1)").fetchone()[0]
+            if damage != "ok":
+                raise StoreError(f"{self.path} is damaged ({damage}). Move it away to start anew.")
+            if new:
+                with self._transaction():
+                    if self._pragma("application_id") == 0:
+                        self._prepare()
+        except sqlite3.OperationalError as error:
+            self.connection.close()
+            raise StoreError(f"cannot write to {self.path}: {error}.") from None
+        except sqlite3.DatabaseError as error:
+            self.connection.close()
+            raise StoreError(f"{self.path} is damaged ({error}). Move it away to start anew.") from None
+        except StoreError:
+            self.connection.close()
+            raise
 
     def _prepare(self) -> None:
         for statement in SCHEMA.split(";"):
@@ -141,13 +158,17 @@ class Store:
 
     @contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:
-        self.connection.execute("BEGIN IMMEDIATE")
         try:
-            yield self.connection
-        except BaseException:
-            self.connection.execute("ROLLBACK")
-            raise
-        self.connection.execute("COMMIT")
+            self.connection.execute("BEGIN IMMEDIATE")
+            try:
+                yield self.connection
+                self.connection.execute("COMMIT")
+            except BaseException:
+                if self.connection.in_transaction:  # SQLite has rolled back already where the disk is full
+                    self.connection.execute("ROLLBACK")
+                raise
+        except sqlite3.OperationalError as error:
+            raise StoreError(f"cannot write to {self.path}: {error}. What was finished is kept.") from error
 
     # --- working on a cell --------------------------------------------------------------------------------------------
 
@@ -161,8 +182,8 @@ class Store:
                 )
             elif row[0] is not None and not self._dead(*row):
                 return False
-            values = (*self.me, self.clock() + LEASE, json.dumps(facts), key)
-            db.execute("UPDATE cells SET host = ?, pid = ?, born = ?, until = ?, facts = ? WHERE key = ?", values)
+            values = (*self.me, self.clock() + LEASE, key)
+            db.execute("UPDATE cells SET host = ?, pid = ?, born = ?, until = ? WHERE key = ?", values)
         return True
 
     def _dead(self, host: str, pid: int, born: str, until: float) -> bool:
@@ -257,29 +278,17 @@ class Store:
         return [(clean, poisoned) for clean, poisoned in rows]
 
 
-def _check(path: Path) -> None:
-    """Refuse what is no store of ours, without touching it."""
-    if not path.exists() or path.stat().st_size == 0:
-        return
+def _check_header(path: Path) -> None:
+    """Refuse what is no store of ours, reading its first bytes alone: whoever wrote it may need more than a look."""
     try:
         with path.open("rb") as file:
-            if file.read(16) != b"SQLite format 3\x00":
-                raise StoreError(f"{path} is not a store of medbn (no SQLite file); it was not touched.")
-        look = sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True, timeout=60)
-        try:
-            application = look.execute("PRAGMA application_id").fetchone()[0]
-            version = look.execute("PRAGMA user_version").fetchone()[0]
-            damage = look.execute("PRAGMA quick_check(1)").fetchone()[0]
-            tables = look.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
-        finally:
-            look.close()
+            header = file.read(100)
     except PermissionError as error:
         raise StoreError(f"cannot read {path}: {error.strerror}.") from None
-    except sqlite3.DatabaseError as error:
-        raise StoreError(f"{path} is damaged ({error}); it was not touched. Move it away to start anew.") from None
-    if application != APPLICATION and (application or tables):
+    if not header.startswith(b"SQLite format 3\x00") or len(header) < 100:
+        raise StoreError(f"{path} is not a store of medbn (no SQLite file); it was not touched.")
+    version, application = (int.from_bytes(header[at : at + 4], "big") for at in (60, 68))
+    if application != APPLICATION:
         raise StoreError(f"{path} is an SQLite file of another program; it was not touched.")
-    if damage != "ok":
-        raise StoreError(f"{path} is damaged ({damage}); it was not touched. Move it away to start anew.")
-    if application == APPLICATION and version != FORMAT:
+    if version != FORMAT:
         raise StoreError(f"{path} has format {version}, and this version of medbn reads {FORMAT}; it was not touched.")

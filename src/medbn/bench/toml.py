@@ -29,7 +29,7 @@ def read(path: str | Path) -> Recipe:
         raise ValueError(f"{path} is not valid TOML: {error}") from None
     try:
         return _parsed(path.stem, given)
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, AttributeError) as error:
         raise ValueError(f"{path}: {error}") from None
 
 

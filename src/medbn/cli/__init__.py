@@ -36,6 +36,8 @@ def main(arguments: list[str] | None = None) -> int:
         module = importlib.import_module(f"{__name__}.{name}")
         if hasattr(module, "add"):
             module.add(commands)
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())  # where the module of a user's own model is looked for
     try:
         chosen = parser.parse_args(arguments)
         return int(chosen.run(chosen) or 0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import shlex
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -41,8 +42,7 @@ def run(options: argparse.Namespace) -> None:
             f" {attack.step_size * 255:.2g}/255,\nso that the other 160 are misread. Corruptions:"
             f" {', '.join(name.replace('_', ' ') for name in recipe.corruptions)}; one batch each.\n"
         )
-    command = "medbn demo" + (" --full" if options.full else "")
-    execute(recipe, options, command)
+    execute(recipe, options, shlex.join(["medbn", *sys.argv[1:]]))
     path = write(options.store, names=[recipe.name])
     assert path is not None
     print(f"report: {_clickable(path)}")

@@ -32,7 +32,7 @@ def run(options: argparse.Namespace) -> None:
         needs = " ".join(dict.fromkeys(s.data for s in recipe.settings))
         models = " ".join(dict.fromkeys(s.model for s in recipe.settings))
         here = "ready" if not _missing(recipe, options.root) else "-"
-        took = estimate.spoken(estimate.seconds(recipe, speed, options.root))
+        took = estimate.spoken(estimate.seconds(recipe, speed))
         rows.append((name, here, needs, models, took, recipe.about.split(":")[0]))
     print(terminal.table(("recipe", "here", "data", "model", "time", "what"), rows))
     print(f"\ntimes are estimates for all of it on {device}; narrow with --data, --methods, --limit, --batches.")
@@ -65,13 +65,13 @@ def describe(recipe: Any, options: argparse.Namespace, device: str) -> None:
         ("device", "any; a GPU for all but digits"),
         (
             "time",
-            f"{estimate.spoken(estimate.seconds(recipe, estimate.speed(device), options.root))} on {device} (estimate)",
+            f"{estimate.spoken(estimate.seconds(recipe, estimate.speed(device)))} on {device} (estimate)",
         ),
     ]
     width = max(len(name) for name, _ in items)
     print("\n".join(f"{name:{width}}  {value}" for name, value in [("recipe", recipe.name), *items]))
     lacking = _missing(recipe, options.root)
-    print(f"\nready: medbn run {recipe.name}" if not lacking else "\nmissing:\n  " + "\n  ".join(lacking))
+    print(f"\nready: medbn run {options.name}" if not lacking else "\nmissing:\n  " + "\n  ".join(lacking))
 
 
 def _missing(recipe: Any, root: str | None) -> list[str]:

@@ -41,7 +41,7 @@ def add(commands: Any) -> None:
     place = parser.add_argument_group("where")
     place.add_argument("--root", metavar="FOLDER", help="where datasets lie")
     place.add_argument("--weights", metavar="FILE", help="of the model, where the recipe has one")
-    place.add_argument("--clean", metavar="DATA", help="clean images for EATA: a dataset or a folder")
+    place.add_argument("--clean", metavar="DATA", help="clean images for EATA where the recipe has none: a folder")
     place.add_argument("--device", help="default: cuda where there is one, else cpu")
     place.add_argument("--jobs", type=terminal.positive, default=1, metavar="N", help="processes (default: 1)")
     place.add_argument("--threads", type=terminal.positive, metavar="N", help="torch's threads in each process")
@@ -55,10 +55,9 @@ def run(options: argparse.Namespace) -> None:
 
     from .. import bench
 
-    recipe = bench.recipes.get(options.recipe)
+    recipe = bench.recipes.get(options.recipe).narrowed(data=options.data)
     recipe = recipe.smoke() if options.smoke else recipe
     recipe = recipe.narrowed(
-        data=options.data,
         methods=options.methods,
         estimators=options.estimators,
         corruptions=options.corruptions,
@@ -68,7 +67,8 @@ def run(options: argparse.Namespace) -> None:
         weights=options.weights,
     )
     if options.clean:
-        recipe = replace(recipe, settings=tuple(replace(s, clean=options.clean) for s in recipe.settings))
+        filled = (s if s.clean else replace(s, clean=options.clean) for s in recipe.settings)
+        recipe = replace(recipe, settings=tuple(filled))
     execute(recipe, options, shlex.join(["medbn", *sys.argv[1:]]))
     if not options.quiet:
         print(f"look at it: medbn report {shlex.quote(str(options.store))}")

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from importlib.resources.abc import Traversable  # at run time from Python 3.11 on
 
 __all__ = [
+    "LIBRARIES",
     "Normalise",
     "Normalised",
     "available",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from .. import methods
@@ -83,7 +84,7 @@ def headline(store: Store, name: str) -> list[tuple[str, list[str], list[list[st
             table = _headline(title, panel)[0]
             assert isinstance(table, Table)
             rows = [[f"{v.value:.1f}" if isinstance(v, Measure) else str(v or "") for v in row] for row in table.rows]
-            tables.append((f"{table.title}: {table.caption}", [*table.columns], rows))
+            tables.append((f"{table.title}: {table.caption.split(',')[0]}; lower is better.", [*table.columns], rows))
     return tables
 
 
@@ -91,19 +92,23 @@ def headline(store: Store, name: str) -> list[tuple[str, list[str], list[list[st
 
 
 def _panels(results: Results) -> list[tuple[str, Results]]:
-    """The results by dataset and objective, each with a title."""
-    keys = results.values(_panel)
-    panels = []
-    for dataset, model, objective in sorted(keys):
-        chosen = results.select(lambda cell, key=(dataset, model, objective): _panel(cell) == key)  # type: ignore[misc]
-        titles = [dataset] if len({key[0] for key in keys}) > 1 or objective == "none" else []
-        titles += [f"{objective} attack"] if objective != "none" else []
-        panels.append((", ".join(titles), chosen))
-    return panels
+    """The results by dataset, model, sizes and objective, each with a title; a sweep stays together."""
+    axis = results.recipe["axis"]
 
+    def of(cell: Cell) -> tuple[str, ...]:
+        setting = cell.setting
+        sizes = "" if axis in SWEEPS else f"{setting.malicious} of {setting.batch_size} malicious"
+        objective = f"{cell.attack.objective} attack" if cell.attack else ""
+        return setting.dataset, setting.model, f"severity {setting.severity}", sizes, objective
 
-def _panel(cell: Cell) -> tuple[str, str, str]:
-    return cell.setting.dataset, cell.setting.model, cell.attack.objective if cell.attack else "none"
+    keys = results.values(of)
+    told = [i for i in range(5) if len({key[i] for key in keys}) > 1 or i == 4]
+    if not any(key[4] for key in keys):
+        told = sorted({0, *told})
+    return [
+        (", ".join(key[i] for i in told if key[i]), results.select(lambda cell, key=key: of(cell) == key))  # type: ignore[misc]
+        for key in sorted(keys)
+    ]
 
 
 def _variant(results: Results) -> tuple[str, Callable[[Cell], Any]]:
@@ -113,26 +118,50 @@ def _variant(results: Results) -> tuple[str, Callable[[Cell], Any]]:
         return axis, lambda cell: cell.setting.malicious
     if axis == "batch_size":
         return axis, lambda cell: cell.setting.batch_size
-    return "attack", lambda cell: cell.attack.label if cell.attack else ""
-
-
-def _rank(attack: str) -> tuple[bool, bool, str]:
-    return attack != "exact", attack != "straight-through", attack
+    return "attack", lambda cell: cell.attack
 
 
 def _variants(results: Results) -> list[Any]:
     axis, of = _variant(results)
     found = results.values(of)
-    return sorted(found, key=_rank) if axis == "attack" else sorted(found)
+    return sorted(found, key=lambda attack: _rank(_told(attack, found))) if axis == "attack" else sorted(found)
+
+
+def _rank(label: str) -> tuple[bool, bool, str]:
+    return not label.startswith("exact"), not label.startswith("straight-through"), label
+
+
+def _told(attack: Attack | None, among: Sequence[Attack | None]) -> str:
+    """What an attack is called among others: its label, and whatever else they differ in."""
+    if attack is None:
+        return ""
+    others = [one for one in among if one is not None]
+    words = [attack.label]
+    if len({one.steps for one in others}) > 1:
+        words.append(f"{attack.steps} steps")
+    if len({one.step_size for one in others}) > 1:
+        words.append(f"steps of {attack.step_size * 255:.3g}/255")
+    for name in ("start", "restarts"):
+        if len({getattr(one, name) for one in others}) > 1:
+            words.append(f"{name} {getattr(attack, name)}")
+    return ", ".join(words)
 
 
 def _of_variant(panel: Results, variant: Any) -> Results:
-    """A panel's cells of one column; a mean's cells stand in every column of gradients, since it has but one."""
+    """A panel's cells of one column; a mean has but one gradient, and its cells stand in the other columns too."""
     _, of = _variant(panel)
-    stand_ins = ("straight-through", "smooth")
-    return panel.select(
-        lambda cell: of(cell) == variant or (cell.estimator == "mean" and variant in stand_ins and of(cell) == "exact")
-    )
+
+    def belongs(cell: Cell) -> bool:
+        if of(cell) == variant:
+            return True
+        if cell.estimator != "mean" or not isinstance(variant, Attack) or cell.attack is None:
+            return False
+        return cell.attack == replace(variant, gradient="exact")
+
+    chosen = panel.select(belongs)
+    own = chosen.select(lambda cell: of(cell) == variant)
+    stand = chosen.select(lambda cell: of(cell) != variant and cell.estimator not in own.values(lambda c: c.estimator))
+    return Results(panel.recipe, panel.runs, own.cells + stand.cells)
 
 
 def _harm_name(panel: Results) -> str:
@@ -196,9 +225,9 @@ def _headline(title: str, panel: Results) -> list[Part]:
     axis, _ = _variant(panel)
     harm = _harm_name(panel)
     columns = ["method", "normalisation"]
-    if attacked and axis == "attack":
+    if attacked and axis not in SWEEPS:
         columns.append("error without attack")
-        columns += [f"{harm}, {variant}" if len(variants) > 1 else harm for variant in variants]
+        columns += [f"{harm}, {_told(variant, variants)}" if len(variants) > 1 else harm for variant in variants]
         columns += ["worst of them"] if len(variants) > 1 and _gradients(panel) else []
     elif attacked:
         columns += [str(variant) for variant in variants]
@@ -208,11 +237,11 @@ def _headline(title: str, panel: Results) -> list[Part]:
     for method, estimator in _groups(panel):
         cells = _at(panel, method, estimator)
         row: list[Value] = [method_name(method), defence(estimator) if method != "source" else "un-adapted"]
-        if attacked and axis == "attack":
+        if attacked and axis not in SWEEPS:
             row.append(_measured(cells, "wrong_without"))
         row += [_measured(_of_variant(cells, variant)) for variant in variants]
         if columns[-1] == "worst of them":
-            row.append(measure(cells.worst(), len({(*r.stream,) for r in cells.cells})))
+            row.append(measure(cells.worst()))
         rows.append(row)
     per = f" In columns: {SWEEPS[axis]}." if axis in SWEEPS else ""
     caption = f"{harm[0].upper()}{harm[1:]} in per cent, with 95 % intervals; lower is better.{per}"
@@ -223,19 +252,22 @@ def _headline(title: str, panel: Results) -> list[Part]:
 def _gradients(panel: Results) -> bool:
     """Whether the attacks of a panel differ in their gradient alone, so that the worst of them is one attacker."""
     kinds = {cell.cell.attack for cell in panel.cells if cell.cell.attack}
-    rest = {(a.objective, a.steps, a.step_size, a.epsilon, a.knowledge, a.alignment) for a in kinds}
-    return len(rest) == 1
+    return len({replace(attack, gradient="exact") for attack in kinds}) == 1
 
 
 def _measured(results: Results, which: str = "wrong") -> Measure | None:
     found = results.harm(which)
     targeted = which == "wrong" and any("hit" in batch for batch in results.batches)
     unit = "targets" if targeted else "batches"
-    note = f"{len(results.batches)} {unit}"
+    once = which == "wrong" or not results.cells
+    count = (
+        len(results.batches) if once else len({(*r.stream, n) for r in results.cells for n in range(len(r.batches))})
+    )
+    note = f"{count} {unit}"
     if targeted:
         already = sum(batch["already"] for batch in results.batches)
         note += f"; {already} of them predicted so without attack" if already else ""
-    return measure(found, len(results.batches), note)
+    return measure(found, count, note)
 
 
 def _notes(panel: Results) -> list[str]:
@@ -270,7 +302,8 @@ def _differences(panel: Results) -> list[Part]:
     columns = ["method"]
     for estimator in estimators:
         columns += [f"{defence(estimator)}, without attack", f"{defence(estimator)}, {_harm_name(panel)}"]
-    what = "" if _variant(panel)[0] in SWEEPS else f" ({first} attack)" if len(_variants(panel)) > 1 else ""
+    several = len(_variants(panel)) > 1 and _variant(panel)[0] not in SWEEPS
+    what = f" ({_told(first, _variants(panel))} attack)" if several else ""
     caption = f"Differences to BatchNorm on the same batches{what}, in points; negative is better."
     return [Table("Difference to BatchNorm", columns, rows, caption)]
 
@@ -286,7 +319,7 @@ def _frontier(title: str, panel: Results) -> list[Part]:
         if x is not None and y is not None:
             label = f"{method_name(method)} + {defence(estimator)}"
             points.append(Point(label, defence(estimator), x, y, method_name(method)))
-    what = "attack success" if "targeted" in title and "indis" not in title else "error under attack"
+    what = _harm_name(panel)
     alt = "Scatter plot. " + " ".join(
         f"{p.label}: {p.x.value:.1f} without, {p.y.value:.1f} under attack." for p in points
     )
@@ -367,7 +400,9 @@ def _published(name: str, results: Results) -> list[Part]:
     for row in table.rows:
         if (row.dataset, row.method) in there:
             key = tuple(_shown(head, row.keys.get(head, "")) for head in heads)
-            ours = _measured(results.select(lambda cell, row=row: _same(cell, row)), _which(row))  # type: ignore[misc]
+            same = results.select(lambda cell, row=row: _same(cell, row))  # type: ignore[misc]
+            attacked = any(result.cell.attack for result in same.cells)
+            ours = _measured(same, "wrong_without" if row.objective == "none" and attacked else "wrong")
             labels.setdefault(key, {})[row.estimator] = (ours, row.value)
     if not labels:
         return []
@@ -384,6 +419,9 @@ def _published(name: str, results: Results) -> list[Part]:
     for keys, printed, recomputed in table.disagreements():
         who = ", ".join(str(keys[k]) for k in ("dataset", "objective", "method", "estimator") if k in keys)
         notes.append(f"{who}: printed average {printed:.2f}, mean of the printed corruptions {recomputed:.2f}.")
+    measured = len(results.values(lambda cell: cell.corruption))
+    if measured < len(corruptions.NAMES) and not any(row.corruption for row in table.rows):
+        notes.insert(0, f"Ours are means over {measured} of the fifteen corruptions, the paper's over all of them.")
     caption = f"{table.where[0].upper()}{table.where[1:]}: {table.caption}"
     return [
         Table(f"{table.where.split(',')[0].capitalize()}: {name}", columns, rows, caption, notes, labels=len(heads))
@@ -409,10 +447,6 @@ def _shown(head: str, value: object) -> str:
     if head == "epsilon" and isinstance(value, float):
         return "1" if value == 1 else f"{value * 255:.0f}/255"
     return str(value).replace("_", " ")
-
-
-def _which(row: published.Row) -> str:
-    return "wrong_without" if row.objective == "none" else "wrong"
 
 
 def _same(cell: Cell, row: published.Row) -> bool:
@@ -486,7 +520,7 @@ def _facts(results: Results) -> Facts:
         ("attacks", "; ".join(sorted(map(_spelled, kinds))) or "none"),
         ("scenario", recipe["scenario"] if kinds else "no attack"),
         ("seeds", ", ".join(str(seed) for seed in sorted(results.values(lambda cell: cell.seed)))),
-        ("device", "; ".join(sorted({result.facts["device"] for result in results.cells}))),
+        ("device", "; ".join(sorted({batch.get("device", "unknown") for batch in results.batches}))),
         ("versions", f"medbn {last.facts['medbn']}, torch {last.facts['torch']}, Python {last.facts['python']}"),
         ("last run", time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(last.began))),
     ]
@@ -512,7 +546,7 @@ def _commands(results: Results) -> list[Part]:
 def _lead(results: Results) -> str:
     """The finding in one sentence, from the first panel that has an attack."""
     for _, panel in _panels(results):
-        if panel.cells[0].cell.attack is None:
+        if panel.cells[0].cell.attack is None or results.recipe["axis"] in SWEEPS:
             continue
         said = []
         for estimator in _ordered(set(panel.values(lambda cell: cell.estimator))):
