@@ -30,7 +30,7 @@ class Normalise(nn.Module):
         super().__init__()
         self.register_buffer("mean", _constants("mean", mean, channels), persistent=False)
         self.register_buffer("std", _constants("std", std, channels), persistent=False)
-        if not min(std if isinstance(std, Sequence) else [std]) > 0:
+        if not min(torch.as_tensor(std, device="cpu").flatten().tolist()) > 0:  # readable on the meta device too
             raise ValueError(f"std={std!r} must be positive; std=1 leaves the scale as it is.")
 
     def forward(self, x: Tensor) -> Tensor:
