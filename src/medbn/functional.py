@@ -87,8 +87,47 @@ def robust_norm(
     _check_input(x)
     if valid is None and is_batch_norm(x, estimator, nonfinite):
         return F.batch_norm(x, None, None, weight, bias, True, 0.0, eps)
+    if valid is None:
+        fast = fused(x, weight, bias, estimator, eps, nonfinite)
+        if fast is not None:
+            return fast.y
     batch = examine(x, estimator, valid, nonfinite)
     return batch.mark(normalise(batch.x, batch.centre, batch.variance, weight, bias, eps))
+
+
+def fused(
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    estimator: Estimator,
+    eps: float,
+    nonfinite: str | None = None,
+    *,
+    share: float = 1.0,
+    held: tuple[Tensor, Tensor] | None = None,
+    backward: Estimator | None = None,
+) -> kernels.Fused | None:
+    """Estimate and normalise at once, where a fast path can; None where it cannot.
+
+    ``share`` and ``held`` mix the batch's statistics with held ones, which also stand in where no image is finite.
+    """
+    known = estimators.builtin(estimator) and isolates(estimator, nonfinite)
+    plain = backward is None or backward.function is estimators.mean
+    if not known or not plain or any(s.requires_grad for s in held or ()):
+        return None
+
+    def again(x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
+        batch = examine(x, estimator, None, nonfinite, backward)
+        centre, variance = batch.centre, batch.variance
+        if held is not None:
+            old = [s.to(centre.dtype) for s in held]
+            new = [share * s + (1.0 - share) * h for s, h in zip((centre, variance), old, strict=True)]
+            empty = torch.zeros((), dtype=torch.bool, device=x.device) if batch.counted is None else batch.counted == 0
+            centre, variance = (torch.where(empty, h, s) for h, s in zip(old, new, strict=True))
+        return batch.mark(normalise(batch.x, centre, variance, weight, bias, eps))
+
+    wanted = kernels.Wanted(estimator.name, share, eps, backward is not None)
+    return kernels.norm(x, weight, bias, held, wanted, again)
 
 
 def is_batch_norm(x: Tensor, estimator: Estimator, nonfinite: str | None) -> bool:

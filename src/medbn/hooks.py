@@ -38,11 +38,12 @@ class Observation:
 
 
 @contextmanager
-def capture(model: nn.Module, *, inputs: bool = True) -> Iterator[list[Observation]]:
+def capture(model: nn.Module, *, inputs: bool = True, detached: bool = False) -> Iterator[list[Observation]]:
     """Collect what every robust layer saw and used, in the order of execution.
 
     The list grows with each forward pass and is emptied on exit, so that no activation outlives the context: take what
-    you need inside it. ``inputs=False`` keeps the statistics alone.
+    you need inside it. ``inputs=False`` keeps the statistics alone. With ``detached=True`` statistics come without
+    gradients, and layers take their fast paths.
 
     >>> import torch, medbn
     >>> model = medbn.convert(nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8)))
@@ -56,8 +57,12 @@ def capture(model: nn.Module, *, inputs: bool = True) -> Iterator[list[Observati
     def observer(name: str) -> Callable[[Pass], None]:
         def observe(p: Pass) -> None:
             input = p.input if inputs else None
-            seen.append(Observation(name, p.layer, input, p.centre, p.variance, p.batch_centre, p.batch_variance))
+            found = (p.centre, p.variance, p.batch_centre, p.batch_variance)
+            if detached:
+                found = tuple(None if s is None else s.detach() for s in found)  # type: ignore[assignment]
+            seen.append(Observation(name, p.layer, input, *found))
 
+        observe.detached = detached  # type: ignore[attr-defined]
         return observe
 
     installed = [(layer, observer(name)) for name, layer in robust_layers(model).items()]

@@ -173,6 +173,10 @@ class RobustBatchNorm(_BatchNorm):
             batch = functional.Batch(x, centre, variance, finite, None)
             estimated: tuple[Tensor | None, Tensor | None] = (None, None)
         else:
+            if self._valid is None and all(getattr(observe, "detached", False) for observe in self._observers):
+                fast = self._fused_forward(input)
+                if fast is not None:
+                    return fast
             batch = functional.examine(input, self._estimator, self._valid, self._nonfinite, self._backward)
             estimated = (batch.centre, batch.variance)
             centre, variance = self._mixed(batch)
@@ -181,6 +185,28 @@ class RobustBatchNorm(_BatchNorm):
         for observe in self._observers:
             observe(Pass(self, input, *estimated, centre, variance))
         return batch.mark(functional.normalise(batch.x, centre, variance, self.weight, self.bias, self.eps))
+
+    def _fused_forward(self, input: Tensor) -> Tensor | None:
+        held = self._held() if self._policy.weight != 1.0 or self.running_mean is not None else None
+        fast = functional.fused(
+            input,
+            self.weight,
+            self.bias,
+            self._estimator,
+            self.eps,
+            self._nonfinite,
+            share=self._policy.weight,
+            held=held,
+            backward=self._backward,
+        )
+        if fast is None:
+            return None
+        batch = functional.Batch(input, fast.centre, fast.variance, fast.finite, fast.counted)
+        if self._tracks():
+            self._track(batch)
+        for observe in self._observers:
+            observe(Pass(self, input, fast.centre, fast.variance, *self._mixed(batch)))
+        return fast.y
 
     def _isolates(self) -> bool:
         return functional.isolates(self._estimator, self._nonfinite)

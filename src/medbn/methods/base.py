@@ -145,7 +145,7 @@ class Adapter(Stateful):
         if not averaged:
             yield commit
             return
-        with hooks.capture(self.model, inputs=False) as seen:
+        with hooks.capture(self.model, inputs=False, detached=True) as seen:
             yield commit
             for o in seen:
                 first = o.name in averaged and o.layer not in found  # a layer that is used twice is committed once

@@ -1,0 +1,58 @@
+/* What the files of the native kernels share: the layout of an activation, the table of kernels, the threads. */
+#ifndef MEDBN_NATIVE_H
+#define MEDBN_NATIVE_H
+
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stdint.h>
+
+#if defined(__x86_64__) && defined(__GNUC__)
+#define MEDBN_X86 1
+#endif
+
+#define INLINE static inline __attribute__((always_inline))
+
+/* A float32 activation (images, channels, size): planes of `size` values, or rows of `channels` values if `last`. */
+struct layout {
+    int64_t images, channels, size;
+    int32_t last, threads;
+};
+
+enum { NONFINITE = 1, NO_MEMORY = 2 };
+
+/* One set of kernels per instruction set; src/medbn/kernels/native.py says what each computes. */
+struct kernels {
+    /* Statistics of x or, with a centre, of |x - centre|; then variance and deviation are not computed. */
+    int (*median)(const struct layout *at, const float *x, const float *centre, float *value, float *variance,
+                  double *deviation, int64_t *index);
+    int (*image_moments)(const struct layout *at, const float *x, float *mean, float *variance);
+    int (*normalise)(const struct layout *at, const float *x, const float *centre, const float *scale,
+                     const float *bias, float *y);
+    int (*reduce)(const struct layout *at, const float *g, const float *x, const float *centre, double *sum_g,
+                  double *sum_gx);
+    int (*combine)(const struct layout *at, const float *g, const float *x, const float *centre, const float *a,
+                   const float *q, const float *p, bool per_image, float *dx);
+};
+
+extern const struct kernels medbn_generic;
+#ifdef MEDBN_X86
+extern const struct kernels medbn_avx2, medbn_avx512;
+#endif
+
+/* Work cut into `count` independent units, which threads take `grain` at a time. First member of what a work needs. */
+struct job {
+    int64_t count, grain;
+    _Atomic int64_t next;
+    _Atomic int status;
+};
+
+/* The next units [from, to) to do; false when none are left. */
+bool medbn_take(struct job *job, int64_t *from, int64_t *to);
+
+/* Run `work` on up to `threads` threads and return the job's status. How many never changes a result. */
+int medbn_parallel(struct job *job, const struct layout *at, void (*work)(struct job *));
+
+static inline int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
+static inline int64_t larger(int64_t a, int64_t b) { return a > b ? a : b; }
+
+#endif
