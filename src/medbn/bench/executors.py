@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import queue
 import signal
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from multiprocessing import get_context, parent_process
 from pathlib import Path
@@ -55,8 +57,9 @@ class Processes:
             tasks.put(None)
         arguments = (tasks, events, str(store), self.place, batches)
         workers = [context.Process(target=_work, args=arguments, daemon=True) for _ in range(self.jobs)]
-        for worker in workers:
-            worker.start()
+        with _deaf():
+            for worker in workers:
+                worker.start()
         failed: list[str] = []
         try:
             running = len(workers)
@@ -83,6 +86,19 @@ class Processes:
                 channel.close()
         if failed:
             raise ValueError(failed[0])
+
+
+@contextmanager
+def _deaf() -> Iterator[None]:
+    """Ignore Ctrl-C for a moment: a process that is started meanwhile ignores it from its first instruction on."""
+    if threading.current_thread() is not threading.main_thread():
+        yield  # only the main thread may say so
+        return
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def _work(tasks: Any, events: Any, store: str, place: Place, batches: int | None) -> None:
