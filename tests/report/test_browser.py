@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 
+from medbn import bench
+from medbn.report import build
 from medbn.report.page import html
 from tests.report.documents import CORRUPTIONS, ERRORS, demo, nasty
 
@@ -68,9 +70,12 @@ def browser() -> Iterator[Any]:
 @pytest.fixture(scope="module")
 def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("report")
-    for name, document in (("demo", demo()), ("nasty", nasty())):
+    bench.run(bench.recipes.get("demo").smoke(), folder / "measured.db")
+    with bench.Store(folder / "measured.db") as store:
+        documents = {"demo": demo(), "nasty": nasty(), "measured": build(store)}
+    for name, document in documents.items():
         (folder / f"{name}.html").write_text(html(document), encoding="utf-8")
-    return {name: folder / f"{name}.html" for name in ("demo", "nasty")}
+    return {name: folder / f"{name}.html" for name in documents}
 
 
 def _open(browser: Any, page: Path, size: str = "screen", mode: str = "light") -> None:
@@ -86,7 +91,7 @@ def _open(browser: Any, page: Path, size: str = "screen", mode: str = "light") -
     browser.get(page.as_uri())
 
 
-@pytest.mark.parametrize("name", ["demo", "nasty"])
+@pytest.mark.parametrize("name", ["demo", "nasty", "measured"])
 def test_no_errors_and_no_requests(browser: Any, pages: dict[str, Path], name: str) -> None:
     _open(browser, pages[name])
     assert browser.get_log("browser") == []
@@ -135,7 +140,7 @@ def test_what_was_not_measured_sorts_last_either_way(browser: Any, pages: dict[s
         assert [row.find_elements(By.XPATH, "./*")[2].text.split("\n")[0] for row in rows] == expected
 
 
-@pytest.mark.parametrize("name", ["demo", "nasty"])
+@pytest.mark.parametrize("name", ["demo", "nasty", "measured"])
 @pytest.mark.parametrize("size", SIZES)
 def test_the_page_never_scrolls_sideways(browser: Any, pages: dict[str, Path], name: str, size: str) -> None:
     _open(browser, pages[name], size)

@@ -104,9 +104,11 @@ def _watching(recipe: Recipe, quiet: bool) -> Iterator[Callable[[Event], None]]:
     done: dict[str, float] = {}
     finished: set[str] = set()
     busy: set[str] = set()
-    with terminal.bar(recipe.name, quiet=quiet) as bar:
+    live = _Live()
+    with terminal.bar(recipe.name, quiet=quiet, table=live.table) as bar:
 
         def report(event: Event) -> None:
+            live.add(event)
             done[event.key] = event.batch / max(event.batches, 1)
             if event.kind == "done":
                 finished.add(event.key)
@@ -120,6 +122,35 @@ def _watching(recipe: Recipe, quiet: bool) -> Iterator[Callable[[Event], None]]:
         yield report
     if busy and not quiet:
         print(f"{len(busy)} streams are being worked on by another process.", file=sys.stderr)
+
+
+class _Live:
+    """The numbers so far, by method and estimator, while a recipe runs: success rates or errors in per cent."""
+
+    def __init__(self) -> None:
+        self.seen: dict[tuple[str, str], dict[str, list[float]]] = {}
+
+    def add(self, event: Event) -> None:
+        """Count a batch."""
+        if event.kind != "batch":
+            return
+        row = self.seen.setdefault((event.cell.method, event.cell.estimator), {})
+        metrics, attack = event.metrics, event.cell.attack
+        if attack is None:
+            row.setdefault("error", []).append(metrics["wrong"] / metrics["images"])
+            return
+        row.setdefault("error without", []).append(metrics["wrong_without"] / metrics["benign"])
+        harm = metrics["hit"] if "hit" in metrics else metrics["wrong"] / metrics["benign"]
+        row.setdefault(f"{attack.objective}, {attack.label}", []).append(harm)
+
+    def table(self) -> terminal.Rows:
+        """What to show now."""
+        names = list(dict.fromkeys(name for row in self.seen.values() for name in row))
+        rows = [
+            [method, estimator, *(f"{100 * sum(row[n]) / len(row[n]):.1f}" if n in row else "" for n in names)]
+            for (method, estimator), row in sorted(self.seen.items())
+        ]
+        return ["method", "estimator", *names], rows[:24]
 
 
 def _said(metrics: dict[str, Any]) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Protocol
 
@@ -38,9 +38,13 @@ class _Lines:
             print(f"{self.title}{share}{'  ' + note if note else ''}", file=sys.stderr, flush=True)
 
 
+Rows = tuple[Sequence[str], Sequence[Sequence[str]]]
+"""A table: its columns, and its rows."""
+
+
 @contextmanager
-def bar(title: str, *, quiet: bool = False, unit: str = "") -> Iterator[Bar]:
-    """A progress bar on stderr; ``unit`` "bytes" shows sizes and speed."""
+def bar(title: str, *, quiet: bool = False, unit: str = "", table: Callable[[], Rows] | None = None) -> Iterator[Bar]:
+    """A progress bar on stderr; ``unit`` "bytes" shows sizes and speed, ``table`` is shown above it, as it is then."""
     if quiet:
         yield _Quiet()
         return
@@ -48,7 +52,8 @@ def bar(title: str, *, quiet: bool = False, unit: str = "") -> Iterator[Bar]:
         if not sys.stderr.isatty():
             raise ImportError
         from rich import progress
-        from rich.console import Console
+        from rich.console import Console, RenderableType
+        from rich.table import Table
     except ImportError:
         yield _Lines(title)
         return
@@ -63,7 +68,20 @@ def bar(title: str, *, quiet: bool = False, unit: str = "") -> Iterator[Bar]:
         progress.TimeRemainingColumn(),
         progress.TextColumn("{task.fields[note]}"),
     ]
-    with progress.Progress(*columns, console=Console(stderr=True)) as shown:
+
+    class Shown(progress.Progress):
+        def get_renderables(self) -> Iterable[RenderableType]:
+            if table is not None:
+                drawn = Table(box=None, header_style="dim")
+                names, rows = table()
+                for number, name in enumerate(names):
+                    drawn.add_column(name, justify="right" if number > 1 else "left")
+                for row in rows:
+                    drawn.add_row(*row)
+                yield drawn
+            yield self.make_tasks_table(self.tasks)
+
+    with Shown(*columns, console=Console(stderr=True)) as shown:
         task = shown.add_task(title, total=None, note="")
 
         class Rich:
