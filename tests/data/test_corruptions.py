@@ -84,11 +84,12 @@ def test_grey_and_oblong_images(name, shape):
     assert not torch.equal(result, grey)
 
 
-@pytest.mark.parametrize("name", sorted(set(NAMES) - NOT_MONOTONE))
-@pytest.mark.parametrize("size", [32, 64, 224])
+# Severities 3 and 4 of ImageNet-C's fog have the same strength, and differ in roughness alone.
+MONOTONE = [(n, s) for n in NAMES for s in (32, 64, 224) if n not in NOT_MONOTONE and (n, s) != ("fog", 224)]
+
+
+@pytest.mark.parametrize(("name", "size"), MONOTONE)
 def test_damage_grows_with_severity(name, size):
-    if (name, size) == ("fog", 224):
-        pytest.skip("severities 3 and 4 of ImageNet-C's fog have the same strength and differ in roughness alone")
     images = photographs(size)
     quality = [psnr(make(images, name, severity), images) for severity in SEVERITIES]
     assert quality == sorted(quality, reverse=True)
