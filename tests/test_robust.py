@@ -81,6 +81,15 @@ def test_the_multivariate_medians_stay_within_the_bounds_of_the_proof(data):
     assert moved <= factor * reach * (1 + 1e-6) + 1e-6
 
 
+def test_two_points_that_nearly_coincide_are_left_in_one_step():
+    """Steps between the first two are as small as their distance, and the others pull just hard enough."""
+    points = torch.tensor([[0.0, 0.0], [0.0, 1.4013e-45], [0.0, 1.0], [1.25, 3.0], [-1.0, 0.0]], dtype=torch.float64)
+    found = geometric_median(points)  # or warns, which is an error here
+    apart = torch.cat([torch.zeros(2, 2, dtype=torch.float64), points[2:]])
+    torch.testing.assert_close(found, geometric_median(apart))
+    assert found.norm() > 1e-3
+
+
 @given(poisoned(2, majority=True), st.floats(1e3, 1e12))
 def test_a_majority_puts_the_multivariate_medians_where_it_likes(sample, value):
     benign, m = sample

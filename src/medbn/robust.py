@@ -51,6 +51,7 @@ def geometric_median(points: Tensor, *, tolerance: float = 1e-10, max_steps: int
         slope = max(0.0, float(pull.norm()) - weight)
         if slope <= tolerance * len(x):
             break
+        pull, weight, stiffness = _off_a_cluster(x, z) or (pull, weight, stiffness)
         following = z + (1 - weight / pull.norm()) * pull / stiffness
         if torch.equal(following, z):  # rounding leaves nothing to gain
             break
@@ -64,11 +65,25 @@ def geometric_median(points: Tensor, *, tolerance: float = 1e-10, max_steps: int
     return (z * scale + shift).to(points.dtype)
 
 
-def _forces(x: Tensor, z: Tensor) -> tuple[Tensor, float, Tensor]:
+def _off_a_cluster(x: Tensor, z: Tensor) -> tuple[Tensor, float, Tensor] | None:
+    """The forces on a cluster around z that is tiny beside its distance to all others, if they pull it away.
+
+    Within it, steps are as small as it is. Seen from afar it is one point, which one step leaves.
+    """
+    distances = (x - z).norm(dim=1).sort().values
+    gaps = (distances[1:] > 1e8 * distances[:-1]).nonzero().flatten().tolist()
+    for gap in reversed(gaps):
+        forces = _forces(x, z, float(distances[gap]))
+        if forces[0].norm() > forces[1] * (1 + 1e-12):
+            return forces
+    return None
+
+
+def _forces(x: Tensor, z: Tensor, near: float = 0.0) -> tuple[Tensor, float, Tensor]:
     """The sum of unit vectors from z to all points elsewhere, the number of points at z, and Σ 1/distance."""
     away = x - z
     distances = away.norm(dim=1, keepdim=True)
-    elsewhere = distances > 0
+    elsewhere = distances > near
     inverse = torch.where(elsewhere, 1 / distances, 0.0)
     return (away * inverse).sum(dim=0), float((~elsewhere).sum()), inverse.sum()
 
