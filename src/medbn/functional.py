@@ -174,7 +174,8 @@ def examine(
         centre, variance = estimator(x, valid)
     else:
         with torch.no_grad():
-            values = estimator(x, valid)
+            known = kernels.statistics(x, estimator.name, valid) if estimators.builtin(estimator) else None
+            values = known or estimator(x, valid)
         centre, variance = (kernels.substitute(v, g) for v, g in zip(values, backward(x, valid), strict=True))
     counted = None
     if valid is not None:

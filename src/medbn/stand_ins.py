@@ -53,14 +53,14 @@ def smooth(estimator: Estimator, temperature: float = 0.5) -> Estimator:
 
 
 def _median(x: Tensor, valid: Tensor | None, temperature: float) -> tuple[Tensor, Tensor]:
-    centre = _soft_median(_rows(x), _row_mask(x, valid), temperature)
+    centre = _soft_median(x, valid, temperature)
     return centre, kernels.square_deviation(x, centre, valid)
 
 
 def _mad(x: Tensor, valid: Tensor | None, temperature: float) -> tuple[Tensor, Tensor]:
-    rows, keep = _rows(x), _row_mask(x, valid)
-    centre = _soft_median(rows, keep, temperature)
-    return centre, _soft_median((rows - centre.unsqueeze(1)).abs(), keep, temperature).square()
+    centre = _soft_median(x, valid, temperature)
+    away = (x.to(centre.dtype) - _per_channel(centre, x)).abs()
+    return centre, _soft_median(away, valid, temperature).square()
 
 
 def _mad_scaled(x: Tensor, valid: Tensor | None, temperature: float) -> tuple[Tensor, Tensor]:
@@ -69,28 +69,26 @@ def _mad_scaled(x: Tensor, valid: Tensor | None, temperature: float) -> tuple[Te
 
 
 def _image_median(x: Tensor, valid: Tensor | None, temperature: float) -> tuple[Tensor, Tensor]:
-    means, within = (values.t() for values in kernels.image_moments(x))
+    means, within = kernels.image_moments(x)
     centre = _soft_median(means, valid, temperature)
-    between = MAD_TO_SIGMA * _soft_median((means - centre.unsqueeze(1)).abs(), valid, temperature)
+    between = MAD_TO_SIGMA * _soft_median((means - centre).abs(), valid, temperature)
     return centre, _soft_median(within, valid, temperature) + between.square()
 
 
-def _soft_median(rows: Tensor, keep: Tensor | None, temperature: float) -> Tensor:
-    """A weighted mean of each row, by nearness to its median; the weights are constants."""
+def _soft_median(x: Tensor, valid: Tensor | None, temperature: float) -> Tensor:
+    """A weighted mean of each channel, by nearness to its median; the weights are constants."""
+    x = x.to(kernels.working_dtype(x))
+    axes, tiny = [axis for axis in range(x.dim()) if axis != 1], torch.finfo(x.dtype).tiny
     with torch.no_grad():
-        values = rows.t()
-        middle = kernels.lower_median(values, keep)
-        spread = kernels.square_deviation(values, middle, keep).sqrt()
-        distance = (rows - middle.unsqueeze(1)) / (temperature * spread.unsqueeze(1) + torch.finfo(rows.dtype).tiny)
+        middle, variance = kernels.median_statistics(x.detach(), valid)
+        scale = temperature * variance.sqrt() + tiny
+        distance = (x - _per_channel(middle, x)) / _per_channel(scale, x)
         weights = torch.exp(-0.5 * distance.square())
-        weights = torch.where(weights.isfinite() if keep is None else weights.isfinite() & keep, weights, 0.0)
-        weights = weights / weights.sum(dim=1, keepdim=True).clamp(min=torch.finfo(rows.dtype).tiny)
-    return torch.where(weights > 0, weights * rows, 0.0).sum(dim=1)
+        keep = weights.isfinite() if valid is None else weights.isfinite() & valid.view(-1, *[1] * (x.dim() - 1))
+        weights = torch.where(keep, weights, 0.0)
+        weights = weights / weights.sum(dim=axes, keepdim=True).clamp(min=tiny)
+    return torch.where(weights > 0, weights * x, 0.0).sum(dim=axes)
 
 
-def _rows(x: Tensor) -> Tensor:
-    return x.transpose(0, 1).reshape(x.shape[1], -1).to(kernels.working_dtype(x))
-
-
-def _row_mask(x: Tensor, valid: Tensor | None) -> Tensor | None:
-    return None if valid is None else valid.unsqueeze(1).expand(-1, x[0, 0].numel()).reshape(-1)
+def _per_channel(values: Tensor, x: Tensor) -> Tensor:
+    return values.view(1, -1, *[1] * (x.dim() - 2))

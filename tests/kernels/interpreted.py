@@ -5,29 +5,57 @@ from __future__ import annotations
 import torch
 
 import medbn
-from medbn.kernels import gpu
+from medbn.kernels import fused, gpu
+from medbn.kernels.found import Wanted, shapes
+from medbn.kernels.fused import FACTORS
 
 
-def check(x, image, share=1.0, held=None, mean=False, affine=True) -> None:
+def forward(x, name, w, b, held, share):
+    """Output, what was found, centre and scale used, and what else the backward pass wants."""
+    given = (x, w, b, held, share, 1e-5)
+    if name == "median":
+        return *gpu.forward(*given), ()
+    if name == "image_median":
+        *found, kept = gpu.image_forward(*given)
+        return *found, (kept,)
+    *found, kept = gpu.mad_forward(*given, FACTORS[name])
+    return *found, (kept, FACTORS[name])
+
+
+def backward(name, given, more, mean=False):
+    if mean or name == "median":
+        return gpu.backward(*given, mean)
+    return (gpu.image_backward if name == "image_median" else gpu.mad_backward)(*given, *more)
+
+
+def selected(x, finite, value, place, about=None):
+    """Check that the median of x, or of |x − about|, is exact, and where it stands first."""
+    rows = x.transpose(0, 1).reshape(x.shape[1], -1)
+    rows = rows if about is None else (rows - about[:, None]).abs()
+    counts = finite.repeat_interleave(x[0, 0].numel())[None]
+    assert torch.equal(value, rows[:, counts[0]].median(1).values + 0.0)
+    equal = (rows == value[:, None]) & counts
+    assert torch.equal(place.long(), equal.to(torch.uint8).argmax(1))
+
+
+def check(x, name, share=1.0, held=None, mean=False, affine=True) -> None:
     channels = x.shape[1]
     w, b = (torch.randn(channels), torch.randn(channels)) if affine else (None, None)
-    if image:
-        y, found, used, scale, kept = gpu.image_forward(x, w, b, held, share, 1e-5)
-    else:
-        y, found, used, scale = gpu.forward(x, w, b, held, share, 1e-5)
+    y, found, used, scale, more = forward(x, name, w, b, held, share)
     finite = x.flatten(1).isfinite().all(1)
     assert torch.equal(found.finite.bool(), finite)
     assert found.counted.item() == finite.sum()
     wide = x[finite].double().requires_grad_()
     parameters = [t.double().requires_grad_() for t in (w, b) if t is not None]
-    name = "image_median" if image else "median"
     centre, variance = medbn.functional.statistics(wide, name)
-    if not image:
-        rows = x[finite].transpose(0, 1).reshape(channels, -1)
-        assert torch.equal(found.centre, rows.median(1).values + 0.0)
-        all_rows = x.transpose(0, 1).reshape(channels, -1)
-        equal = (all_rows == found.centre[:, None]) & finite.repeat_interleave(x[0, 0].numel())[None]
-        assert torch.equal(found.place.long(), equal.to(torch.uint8).argmax(1))
+    if name != "image_median":
+        selected(x, finite, found.centre, found.place)
+        total = (wide - centre.view(-1, *[1] * (x.dim() - 2))).transpose(0, 1).flatten(1).sum(1)
+        torch.testing.assert_close(found.deviation, total, rtol=1e-4, atol=1e-4)
+    if name in FACTORS:
+        mads, places = more[0]
+        selected(x, finite, mads[0], places[1], found.centre)
+        assert torch.equal(places[0], found.place)
     torch.testing.assert_close(found.variance.double(), variance, rtol=1e-4, atol=1e-6)
     if mean:
         values = [s.detach() for s in (centre, variance)]
@@ -38,39 +66,109 @@ def check(x, image, share=1.0, held=None, mean=False, affine=True) -> None:
     expected = medbn.functional.normalise(wide, centre, variance, *(parameters or (None, None)))
     torch.testing.assert_close(y[finite].double(), expected, rtol=1e-4, atol=1e-5)
     assert y[~finite].isnan().all()
-    g = torch.randn_like(x)
+    assert y.stride() == x.stride()
+    g = torch.randn(x.shape)
     slopes = torch.autograd.grad(expected, [wide, *parameters], g[finite].double())
-    if image and not mean:
-        dx, dw, db = gpu.image_backward(g, x, w, found, used, scale, share, kept)
-    else:
-        dx, dw, db = gpu.backward(g, x, w, found, used, scale, share, mean)
+    dx, dw, db = backward(name, (g, x, w, found, used, scale, share), more, mean)
+    assert dx.stride() == x.stride()
     torch.testing.assert_close(dx[finite].double(), slopes[0], rtol=1e-3, atol=1e-5)
     assert (dx[~finite] == 0).all()
     if affine:
         torch.testing.assert_close(torch.stack([dw, db]).double(), torch.stack(slopes[1:]), rtol=1e-3, atol=1e-4)
 
 
+def check_nothing(name) -> None:
+    """Without a finite image there is no output and no gradient, and only what is held is used."""
+    x = torch.full((2, 2, 3, 3), float("nan"))
+    held = torch.randn(2), torch.rand(2) + 0.1
+    y, found, used, scale, more = forward(x, name, None, None, held, 0.3)
+    assert y.isnan().all()
+    assert torch.stack([found.centre, found.variance]).isnan().all()
+    assert found.counted.item() == 0
+    assert torch.equal(used, held[0])
+    dx, *_ = backward(name, (torch.randn(x.shape), x, None, found, used, scale, 0.3), more)
+    assert (dx == 0).all()
+
+
+def check_whole(name) -> None:
+    """What operators are made of: everything by itself in memory, in the shapes that are promised, and gradients."""
+    x, g = torch.randn(2, 4, 2)
+    wanted = Wanted(name, 1.0, 1e-5, False)
+    y, found = fused._gpu_forward(x, None, None, None, wanted)
+    sizes = [() if t is None else tuple(t.shape) for t in (found.chosen, found.means, found.slopes)]
+    assert sizes == [() if shape == (0,) else shape for shape in shapes(name, *x.shape)]
+    assert found.chosen.dtype == torch.int32
+    assert found.deviation.dtype == torch.float64
+    parts = [y, found.deviation, found.chosen, found.slopes, found.finite, found.counted]
+    parts = [t.untyped_storage().data_ptr() for t in parts if t is not None]
+    assert len(set(parts)) == len(parts)
+    for mean in (False, True):
+        wide = x.double().requires_grad_()
+        centre, variance = medbn.functional.statistics(wide, name)
+        if mean:
+            slopes = medbn.functional.statistics(wide, "mean")
+            centre, variance = map(medbn.kernels.substitute, (centre, variance), slopes)
+        (expected,) = torch.autograd.grad(medbn.functional.normalise(wide, centre, variance), wide, g.double())
+        dx, *_ = fused._gpu_backward(g, x, None, found, wanted._replace(mean=mean))
+        torch.testing.assert_close(dx.double(), expected, rtol=1e-3, atol=1e-5)
+
+
+def check_grey(last: bool) -> None:
+    """Where most values of a lane are the same, and equal a cut, it keeps more than it has room for."""
+    size = 20
+    half = torch.rand(size * size * 2 // 5) * 0.9
+    x = torch.cat([half, -half, torch.zeros(size * size // 10), torch.ones(size * size * 11 // 10)])
+    x[-size * size * 11 // 20 :] *= -1.0
+    x = x[torch.randperm(x.numel())].view(2, 1, size, size)
+    layout = torch.channels_last if last else torch.contiguous_format
+    # A second channel makes the layouts differ.
+    for name, values in (("median", x.abs()), ("mad", x)):
+        both = torch.cat([values, torch.randn(2, 1, size, size)], 1)
+        check(both.contiguous(memory_format=layout), name)
+
+
 def main() -> None:
     torch.manual_seed(0)
-    for small, tile, fine in ((16384, 2048, 128), (4, 64, 32)):  # channels in registers, and in many parts
-        gpu.SMALL, gpu.TILE, gpu.FINE = small, tile, fine
-        for shape in ((5, 3, 4, 4), (6, 4), (1, 2, 3, 3), (3, 1, 1, 1), (9, 2, 5, 5)):
+    for small, tile, fine in ((16384, 2048, 1024), (4, 64, 32)):  # channels in registers, and in many parts
+        gpu.SMALL, gpu.TILE, gpu.SURVEY_TILE = small, tile, fine
+        gpu.plan.cache_clear()
+        if small == 4:
+            gpu.GATHERED, gpu.FIT, gpu.SLACK = 2, 8, 0
+        turn = 0
+        for shape in ((5, 3, 4, 4), (6, 4), (1, 2, 3, 3), (3, 1, 1, 1), (9, 2, 5, 5), (3, 2, 8, 8), (1, 3)):
             for kind in ("random", "relu", "constant", "huge", "nan"):
+                turn += 1
                 x = torch.randn(shape)
+                if kind == "nan" and shape[0] < 3:
+                    continue
                 if kind == "relu":
                     x = x.relu()
                 if kind == "constant":
                     x = torch.full(shape, -0.0)
-                if kind == "huge":
+                if kind == "huge" and x.numel() > shape[1]:
                     x[0] *= 1e10
-                if kind == "nan" and shape[0] > 2:
+                if kind == "nan":
+                    x[1] = x[2]  # whose values must be found there and not here
                     x[1].view(-1)[0] = float("nan")
                 held = torch.randn(shape[1]), torch.rand(shape[1]) + 0.1
-                check(x, image=False)
-                check(x, image=False, share=0.3, held=held, mean=kind == "random", affine=False)
+                if x.dim() == 4 and kind != "constant":
+                    x = x.to(memory_format=torch.channels_last) if tile == 64 or kind == "relu" else x
+                # What is done with statistics has nothing to do with the values: half of the shapes each.
+                mixed = {"share": 0.3, "held": held, "mean": kind == "random", "affine": False}
+                one, other = ({}, mixed) if turn % 2 else (mixed, {})
+                check(x, "median", **one)
+                if kind != "huge" if small == 4 else turn % 2 and kind in ("random", "nan"):
+                    check(x, "mad" if kind == "random" else "mad_scaled", **other)
                 if kind in ("random", "huge", "nan"):
-                    check(x, image=True, share=0.3, held=held)
-                    check(x, image=True, mean=kind == "random")
+                    check(x, "image_median", **other)
+        for name in ("median", "mad", "image_median"):
+            check_nothing(name)
+    gpu.TILE, gpu.WAVES, gpu.SURVEY_WAVES = 2048, 0, 0  # many turns for each program that surveys
+    gpu.plan.cache_clear()
+    check_grey(last=False)
+    check_grey(last=True)
+    for name in fused.KINDS["triton"]:
+        check_whole(name)
     print("all agree")
 
 

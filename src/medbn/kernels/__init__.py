@@ -1,10 +1,12 @@
 """The arithmetic under the estimators, in three ways: plain torch, C for CPUs, Triton for GPUs.
 
-``reference`` computes everything, everywhere. ``fused`` computes what layers do most, fast, and ``selected`` says which
-of them it would be.
+``reference`` computes everything, everywhere. ``fused`` computes what layers do most, fast; ``ops`` makes
+differentiable functions of that, and operators for torch.compile; ``selected`` says which path it would be.
 """
 
-from .fused import Fused, Wanted, norm, selected
+from .found import Wanted
+from .fused import median_statistics, selected, statistics
+from .ops import Fused, norm
 from .reference import (
     image_moments,
     lower_median,
@@ -23,11 +25,13 @@ __all__ = [
     "image_moments",
     "lower_median",
     "median_absolute_deviation",
+    "median_statistics",
     "middle_over_images",
     "norm",
     "normalise",
     "selected",
     "square_deviation",
+    "statistics",
     "substitute",
     "traced",
     "working_dtype",

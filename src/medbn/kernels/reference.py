@@ -26,9 +26,13 @@ def traced() -> bool:
     Then everything is plain, differentiable torch, and no value is looked at. A Function would be no use: a compiler
     decides itself what to keep, older ones lose gradients there, and an exported program may hold aten operators alone.
     """
+    return torch.compiler.is_compiling() or transformed()
+
+
+def transformed() -> bool:
+    """Whether jit.trace, torch.func or forward-mode AD looks on, inside a compiler or not."""
     return (
-        torch.compiler.is_compiling()
-        or torch._C._get_tracing_state() is not None
+        torch._C._get_tracing_state() is not None
         or torch._C._are_functorch_transforms_active()
         or torch.autograd.forward_ad._current_level >= 0
     )

@@ -1,0 +1,189 @@
+"""Robust normalisation on a CPU: the passes over the activation in C, what is per channel or per image in torch.
+
+With y = w · (x − c) · r + b and r = 1/√(v + eps), the gradient of the input is ``w · r · g``, plus a slope times
+(x − centre) and a shift per channel or image, plus something at the single elements that medians are made of.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from . import native, reference
+from .found import Found, Wanted, shapes
+
+MAD_TO_SIGMA = 1.4826
+_LARGEST = torch.finfo(torch.float32).max
+
+
+def forward(
+    x: Tensor, weight: Tensor | None, bias: Tensor | None, held: tuple[Tensor, Tensor] | None, wanted: Wanted
+) -> tuple[Tensor, Found]:
+    """Normalise; ``x`` is what ``native`` supports."""
+    statistics = _over_images(x) if wanted.kind == "image_median" else _over_values(x)
+    if statistics is None:
+        return _isolated_forward(x, weight, bias, held, wanted)
+    centre, variance, *kept = statistics
+    used, used_variance = _mixed(centre, variance, held, wanted.share)
+    r = torch.rsqrt(used_variance + wanted.eps)
+    scale = r if weight is None else r * weight.float()
+    y = native.normalise(x, used, scale, torch.zeros_like(r) if bias is None else bias.float())
+    return y, Found(centre, variance, used, r, *kept)
+
+
+def statistics(x: Tensor, kind: str) -> tuple[Tensor, Tensor]:
+    """The centre and the variance of each channel, over the images that are finite."""
+    found = _over_images(x) if kind == "image_median" else _over_values(x)
+    if found is not None:
+        return found[0], found[1]
+    others = x[_finite(x)].contiguous()
+    if len(others):
+        return statistics(others, kind)
+    nothing = torch.full((2, x.shape[1]), torch.nan)
+    return nothing[0], nothing[1]
+
+
+def _mixed(centre: Tensor, variance: Tensor, held: tuple[Tensor, Tensor] | None, share: float) -> tuple[Tensor, Tensor]:
+    if held is None or share == 1.0:
+        return centre, variance
+    old_centre, old_variance = (s.to(torch.float32) for s in held)
+    return share * centre + (1.0 - share) * old_centre, share * variance + (1.0 - share) * old_variance
+
+
+def backward(
+    g: Tensor, x: Tensor, weight: Tensor | None, found: Found, wanted: Wanted
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The gradients of input, weight and bias."""
+    if found.finite is not None:
+        return _isolated_backward(g, x, weight, found, wanted)
+    sum_g, sum_gx = native.reduce(g, x, found.used)
+    rate = found.scale.double()
+    gain = rate * sum_gx
+    along = rate if weight is None else weight.double() * rate
+    d_centre, d_variance = -wanted.share * along * sum_g, -0.5 * wanted.share * along * rate * gain
+    count = x.numel() // x.shape[1]
+    extra: Tensor | None = None
+    if wanted.mean:
+        slope = 2.0 * d_variance / count
+        shift = d_centre / count - slope * found.deviation / count
+    elif found.means is not None:
+        slope, shift = _to_images(d_centre, d_variance, found, count // len(x))
+    else:
+        slope = 2.0 * d_variance / count
+        shift = torch.zeros_like(slope)
+        extra = d_centre - slope * found.deviation
+    dx = native.combine(g, x, found.centre, along.float(), slope.float(), shift.float())
+    if extra is not None:
+        planes = reference._planes(dx)
+        place, size = found.chosen, planes.shape[2]
+        planes[place // size, torch.arange(planes.shape[1]), place % size] += extra.float()
+    return dx, gain.float(), sum_g.float()
+
+
+def _over_values(x: Tensor) -> tuple[Tensor, ...] | None:
+    found = native.median_statistics(x)
+    return (found.centre, found.variance, found.deviation, found.index) if found.finite else None
+
+
+def _over_images(x: Tensor) -> tuple[Tensor, ...] | None:
+    means, withins = native.image_moments(x)
+    # Huge values may have an infinite variance: an image of these stays one image.
+    if not bool(means.isfinite().all() and withins.isfinite().all()) and not bool(_finite(x).all()):
+        return None
+    centre, *centres = _middle(means)
+    inner, *inners = _middle(withins)
+    away = means - centre
+    mad, *mads = _middle(away.abs())
+    chosen = torch.stack((*centres, *inners, *mads))
+    slopes = MAD_TO_SIGMA**2 * mad * torch.sign(away.gather(0, chosen[4:]))
+    variance = inner + (MAD_TO_SIGMA * mad).square()
+    size = x.numel() // means.numel()
+    return centre, variance, size * away.double().sum(dim=0), chosen, means, slopes
+
+
+def _to_images(d_centre: Tensor, d_variance: Tensor, found: Found, size: int) -> tuple[Tensor, Tensor]:
+    """From the gradients of centre and variance to a slope and a shift per image and channel."""
+    assert found.means is not None
+    assert found.slopes is not None
+    centres, inners, mads = found.chosen.view(3, 2, -1)
+    up = d_variance * found.slopes
+    half = 0.5 * (d_centre - up.sum(dim=0)).float()
+    d_means, d_withins = torch.zeros_like(found.means), torch.zeros_like(found.means)
+    d_means.scatter_add_(0, mads, up.float()).scatter_add_(0, centres, half.expand(2, -1))
+    d_withins.scatter_add_(0, inners, (0.5 * d_variance).float().expand(2, -1))
+    slope = 2.0 * d_withins / size
+    away = (found.means - found.centre).clamp_(-_LARGEST, _LARGEST)  # so that 0 times it is 0
+    return slope, d_means / size - slope * away
+
+
+def _middle(values: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The median of ``(B, C)`` over images, and the two images that it is the mean of."""
+    low = native.median_statistics(values)
+    if not low.finite:
+        ordered, order = values.sort(dim=0, stable=True)
+        lower, upper = (len(values) - 1) // 2, len(values) // 2
+        return 0.5 * ordered[lower] + 0.5 * ordered[upper], order[lower], order[upper]
+    first = _stable(values, low.centre, low.index, (len(values) - 1) // 2)
+    if len(values) % 2:
+        return low.centre, first, first
+    high = native.median_statistics(-values)
+    second = _stable(values, -high.centre, high.index, len(values) // 2)
+    return 0.5 * low.centre - 0.5 * high.centre, first, second
+
+
+def _stable(values: Tensor, value: Tensor, index: Tensor, rank: int) -> Tensor:
+    """Of equal images, the one that a stable sort has at this rank, as the reference path chooses."""
+    equal = values == value
+    counts = equal.sum(dim=0)
+    if not bool((counts > 1).any()):
+        return index
+    less = (values < value).sum(dim=0)
+    return (equal & (equal.cumsum(dim=0) == rank - less + 1)).to(torch.uint8).argmax(dim=0)
+
+
+# Images that are not finite take no part, have no output, and get no gradient: the others are computed by themselves.
+
+
+def _finite(x: Tensor) -> Tensor:
+    axes = list(range(1, x.dim()))
+    return x.amax(axes).isfinite() & x.amin(axes).isfinite()
+
+
+def _isolated_forward(
+    x: Tensor, weight: Tensor | None, bias: Tensor | None, held: tuple[Tensor, Tensor] | None, wanted: Wanted
+) -> tuple[Tensor, Found]:
+    finite = _finite(x)
+    others = x[finite].contiguous()
+    y = torch.full_like(x, torch.nan)
+    if len(others):
+        y[finite], found = forward(others, weight, bias, held, wanted)
+    else:
+        found = _nothing(x, wanted)
+    if found.means is not None:
+        means = torch.zeros(x.shape[:2])
+        means[finite] = found.means
+        found = found._replace(means=means)
+    return y, found._replace(finite=finite.int(), counted=finite.sum(dtype=torch.int32).view(1))
+
+
+def _isolated_backward(
+    g: Tensor, x: Tensor, weight: Tensor | None, found: Found, wanted: Wanted
+) -> tuple[Tensor, Tensor, Tensor]:
+    assert found.finite is not None
+    finite = found.finite.bool()
+    others, dx = x[finite].contiguous(), torch.zeros_like(x)
+    if not len(others):
+        return dx, torch.zeros(x.shape[1]), torch.zeros(x.shape[1])
+    means = None if found.means is None else found.means[finite]
+    found = found._replace(means=means, finite=None, counted=None)
+    dx[finite], d_weight, d_bias = backward(g[finite], others, weight, found, wanted)
+    return dx, d_weight, d_bias
+
+
+def _nothing(x: Tensor, wanted: Wanted) -> Found:
+    """What there is to find in no image."""
+    channels = x.shape[1]
+    no, zeros = torch.full((4, channels), torch.nan), torch.zeros(channels, dtype=torch.float64)
+    chosen, means, slopes = shapes(wanted.kind, 0, channels)
+    images = (torch.zeros(means) if wanted.kind == "image_median" else None, torch.zeros(slopes))
+    return Found(no[0], no[1], no[2], no[3], zeros, torch.zeros(chosen, dtype=torch.int64), *images)

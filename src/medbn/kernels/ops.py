@@ -1,0 +1,229 @@
+"""The fast paths as differentiable functions: directly in eager mode, as operators of torch where it compiles.
+
+``torch.ops.medbn.norm`` and ``norm_backward`` are what a compiler sees of ``fused.forward`` and ``fused.backward``: two
+calls that it does not look into, of which it knows shapes, dtypes, strides and each other as gradient. In eager mode
+an operator would do nothing but cost time, so that there an autograd Function holds the same two functions together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.autograd import Function
+
+from . import fused, native
+from .found import Found, Wanted, shapes
+
+
+class Fused(NamedTuple):
+    """A normalised batch, and the statistics that the batch has."""
+
+    y: Tensor
+    centre: Tensor
+    variance: Tensor
+    finite: Tensor | None
+    """``(B,)`` mask of the images that are not isolated; None when none is."""
+    counted: Tensor | None
+    """How many these are; None for all."""
+
+
+def norm(
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    held: tuple[Tensor, Tensor] | None,
+    wanted: Wanted,
+    again: Callable[[Tensor, Tensor | None, Tensor | None], Tensor],
+) -> Fused | None:
+    """Normalise ``x`` on a fast path; None where only the reference path can.
+
+    ``again`` computes the same by the reference path, for second derivatives. Held statistics have no gradients here.
+    """
+    if fused.selected(x, wanted.kind) == "reference":
+        return None
+    if torch.compiler.is_compiling():
+        y, table, *_, finite, counted = torch.ops.medbn.norm(x, weight, bias, *(held or (None, None)), *wanted)
+        return Fused(y, table[0], table[1], finite.bool(), counted[0])
+    with torch.no_grad():
+        w, b = (None if t is None else t.detach() for t in (weight, bias))
+        y, found = fused.forward(x.detach(), w, b, held, wanted)
+    if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (x, weight, bias)):
+        y = _Attached.apply(x, weight, bias, y, found, wanted, again)  # type: ignore[no-untyped-call]
+    if found.finite is None or found.counted is None:
+        return Fused(y, found.centre, found.variance, None, None)
+    return Fused(y, found.centre, found.variance, found.finite.bool(), found.counted[0])
+
+
+class _Attached(Function):
+    """An output that has been computed, as a function of what it was computed from."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor | None,
+        bias: Tensor | None,
+        y: Tensor,
+        found: Found,
+        wanted: Wanted,
+        again: Any,
+    ) -> Tensor:
+        ctx.save_for_backward(x, weight, bias)
+        ctx.found, ctx.wanted, ctx.again = found, wanted, again
+        return y.view_as(y)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        (g,) = grads
+        x, weight, bias = ctx.saved_tensors
+        wanted = ctx.needs_input_grad
+        if torch.is_grad_enabled():  # someone will differentiate this backward pass
+            inputs = [t for t, wants in zip((x, weight, bias), wanted, strict=False) if wants]
+            with torch.enable_grad():
+                slopes = iter(torch.autograd.grad(ctx.again(x, weight, bias), inputs, g, create_graph=True))
+            found = [next(slopes) if wants else None for wants in wanted[:3]]
+        else:
+            w = None if weight is None else weight.detach()
+            d_x, d_weight, d_bias = fused.backward(g, x.detach(), w, ctx.found, ctx.wanted)
+            parameters = zip((d_weight, d_bias), (weight, bias), wanted[1:3], strict=True)
+            found = [d_x, *(d.to(t.dtype) if wants else None for d, t, wants in parameters)]
+        return *found, None, None, None, None
+
+
+# --- operators --------------------------------------------------------------------------------------------------------
+# Their outputs may share no memory, with each other either, and must all be there: what is per channel goes into one
+# table, and what a path does not have is empty.
+
+_FOUND = "Tensor table, Tensor deviation, Tensor chosen, Tensor means, Tensor slopes, Tensor finite, Tensor counted"
+_library: Any = torch.library.Library("medbn", "DEF")  # type: ignore[no-untyped-call]
+_TAGS = (torch.Tag.pt2_compliant_tag, torch.Tag.needs_fixed_stride_order)
+_library.define(
+    "norm(Tensor x, Tensor? weight, Tensor? bias, Tensor? held_centre, Tensor? held_variance, str kind, float share,"
+    f" float eps, bool mean) -> (Tensor y, {_FOUND})",
+    tags=_TAGS,
+)
+_library.define(
+    f"norm_backward(Tensor g, Tensor x, Tensor? weight, {_FOUND}, str kind, float share, float eps, bool mean)"
+    " -> (Tensor dx, Tensor affine)",
+    tags=_TAGS,
+)
+
+
+def _norm(
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    held_centre: Tensor | None,
+    held_variance: Tensor | None,
+    *wanted: Any,
+) -> tuple[Tensor, ...]:
+    held = None if held_centre is None or held_variance is None else (held_centre, held_variance)
+    dense = _dense(x)
+    y, found = fused.forward(dense, weight, bias, held, Wanted(*wanted))
+    if dense is not x:
+        y = torch.empty_like(x).copy_(y)
+    table = torch.stack((found.centre, found.variance, found.used, found.scale))
+    means, slopes, finite, counted = found[6:]
+    if means is None:
+        means = torch.empty(0, device=x.device)
+    elif x.is_cuda:
+        means = means.clone()  # a part of something larger
+    if slopes is None:
+        slopes = torch.empty(0, device=x.device)
+    if finite is None or counted is None:
+        finite = torch.ones(len(x), dtype=torch.int32)
+        counted = torch.full((1,), len(x), dtype=torch.int32)
+    return y, table, found.deviation, found.chosen, means, slopes, finite, counted
+
+
+def _norm_backward(
+    g: Tensor,
+    x: Tensor,
+    weight: Tensor | None,
+    table: Tensor,
+    deviation: Tensor,
+    chosen: Tensor,
+    means: Tensor,
+    slopes: Tensor,
+    finite: Tensor,
+    counted: Tensor,
+    *wanted: Any,
+) -> tuple[Tensor, Tensor]:
+    images = (means if means.numel() else None, slopes if slopes.numel() else None)
+    masks = (None, None) if not x.is_cuda and int(counted) == len(x) else (finite, counted)
+    centre, variance, used, scale = table.unbind()
+    found = Found(centre, variance, used, scale, deviation, chosen, *images, *masks)
+    dense = _dense(x)
+    dx, d_weight, d_bias = fused.backward(g, dense, weight, found, Wanted(*wanted))
+    return dx if dense is x else torch.empty_like(x).copy_(dx), torch.stack((d_weight, d_bias))
+
+
+def _dense(x: Tensor) -> Tensor:
+    """Strides that the kernels take; while a program is compiled nobody asks for these."""
+    return x if x.is_cuda or native.supported(x) else x.resolve_neg().contiguous()
+
+
+def _norm_shapes(
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    held_centre: Tensor | None,
+    held_variance: Tensor | None,
+    kind: str,
+    *_: Any,
+) -> tuple[Tensor, ...]:
+    images, channels = x.shape[:2]
+    chosen, means, slopes = shapes(kind, images, channels)
+
+    def make(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+        return torch.empty(shape, dtype=dtype, device=x.device)
+
+    return (
+        torch.empty_like(x),
+        make(4, channels),
+        make(channels, dtype=torch.float64),
+        make(*chosen, dtype=torch.int32 if x.is_cuda else torch.int64),
+        make(*means),
+        make(*slopes),
+        make(images, dtype=torch.int32),
+        make(1, dtype=torch.int32),
+    )
+
+
+def _backward_shapes(g: Tensor, x: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
+    return torch.empty_like(x), torch.empty((2, x.shape[1]), dtype=torch.float32, device=x.device)
+
+
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    x, weight, bias, _, _, *wanted = inputs
+    _, *found = output
+    ctx.mark_non_differentiable(*found)
+    ctx.save_for_backward(x, weight, *found)
+    ctx.wanted, ctx.bias = wanted, None if bias is None else bias.dtype
+
+
+def _slopes(ctx: Any, g: Tensor, *_: Any) -> tuple[Any, ...]:
+    x, weight, *found = ctx.saved_tensors
+    dx, affine = torch.ops.medbn.norm_backward(g, x, weight, *found, *ctx.wanted)
+    _, weighs, biases = ctx.needs_input_grad[:3]
+    d_weight = affine[0].to(weight.dtype) if weighs else None
+    d_bias = affine[1].to(ctx.bias) if biases else None
+    return dx, d_weight, d_bias, *[None] * 6
+
+
+def _no_slopes(ctx: Any, *_: Any) -> Any:
+    raise NotImplementedError(
+        "torch.ops.medbn.norm has no second derivative; use medbn's layers or medbn.functional.robust_norm without"
+        " torch.compile."
+    )
+
+
+for _name, _function, _shapes in (("norm", _norm, _norm_shapes), ("norm_backward", _norm_backward, _backward_shapes)):
+    for _device in ("CPU", "CUDA"):
+        _library.impl(_name, _function, _device)
+    torch.library.register_fake(f"medbn::{_name}", _shapes, lib=_library)
+torch.library.register_autograd("medbn::norm", _slopes, setup_context=_keep, lib=_library)
+torch.library.register_autograd("medbn::norm_backward", _no_slopes, lib=_library)
