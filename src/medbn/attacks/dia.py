@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -13,11 +14,16 @@ from .. import hooks, stand_ins
 from .._names import unknown
 from ..functional import statistics
 from ..methods.base import Adapter
+from ..methods.surrogate import View
+from . import graphs, insertion
+from .insertion import Places, inserted, sparing
 from .objectives import Objective, Targeted
 from .projections import STARTS, project
 
 Malicious = slice | Sequence[int] | Tensor
 KNOWLEDGE = {"white": "now", "semi": "source"}
+WORTHWHILE = 10
+"""Steps from which on a recording, which costs about as much as five of them, is made unasked."""
 
 
 class Crafted(NamedTuple):
@@ -29,6 +35,16 @@ class Crafted(NamedTuple):
     """The objective that was reached, as the attacker's surrogate sees it."""
     steps: int
     """How many steps were taken, in the best start."""
+
+
+class _Batch(NamedTuple):
+    """What is attacked."""
+
+    images: Tensor
+    labels: Tensor
+    where: Places
+    clean: Tensor
+    """The malicious images as they were."""
 
 
 @dataclass(frozen=True)
@@ -55,6 +71,8 @@ class DIA:
         check_every: look every so many steps whether the surrogate is fooled, and stop if it is; None never looks, so
             that a step is forward, backward and update only.
         callback: called after every step with its number, the malicious images and the objective, as device tensors.
+        graph: whether to record the step as a CUDA graph and play it back: the same numbers, sooner. None does so on a
+            GPU where it can and pays, True everywhere or it is an error, False nowhere. See ``medbn.attacks.graphs``.
 
     Line 7 of the algorithm as printed descends; eq. 4-6 ask for the maximum, and so we ascend.
     """
@@ -74,6 +92,8 @@ class DIA:
     generator: torch.Generator | None = None
     check_every: int | None = None
     callback: Callable[[int, Tensor, Tensor], None] | None = None
+    # How, and not what: it has no part in equality, nor in what a memo or a store knows an attack by.
+    graph: bool | None = field(default=None, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if self.knowledge not in KNOWLEDGE:
@@ -142,41 +162,120 @@ class DIA:
         account: bool,
     ) -> tuple[Crafted, float]:
         """One run of the loop: what it made, and the harm it does to the surrogate."""
-        places = (~benign).nonzero().flatten()
+        where = Places.of(benign)
         # In float32 at least: a step may be smaller than half precision can show.
-        clean = images[places].to(torch.promote_types(images.dtype, torch.float32))
+        clean = images[where.places].to(torch.promote_types(images.dtype, torch.float32))
+        batch = _Batch(images, labels, where, clean)
         mine = project(STARTS[start](clean, self.epsilon, generator), clean, self.epsilon)
-        step = 0
-        for step in range(1, self.steps + 1):
-            mine.requires_grad_()
-            value, logits = self._evaluate(adapter, view, _inserted(images, places, mine), labels, benign)
-            looks = self.check_every and step % self.check_every == 0
-            if looks and bool(self.objective.harm(logits.detach(), labels, benign) == 1):
-                mine, step = mine.detach(), step - 1
-                break
-            (gradient,) = torch.autograd.grad(value, mine)
-            with torch.no_grad():
-                mine = project(mine + self.step_size * gradient.nan_to_num(0.0).sign(), clean, self.epsilon)
-            if self.callback is not None:
-                self.callback(step, mine.detach(), value.detach())
-        poisoned = _inserted(images, places, mine.detach())
+        recording = self._recording(adapter, view, batch, mine)
+        if recording is None:
+            mine, step = self._loop(adapter, view, batch, mine)
+        else:
+            mine, step = self._replay(recording, batch)
+        poisoned = inserted(images, mine, where)
         if not account:  # nothing to compare, so nothing to compute
             return Crafted(poisoned, float("nan"), step), 0.0
-        value, logits = self._evaluate(adapter, view, poisoned, labels, benign)
+        value, logits = self._evaluate(adapter, view, batch, mine)
         harm = self.objective.harm(logits.detach(), labels, benign)
         return Crafted(poisoned, value.item(), step), harm.item()
 
+    # --- the loop, step by step ---------------------------------------------------------------------------------------
+
+    def _loop(self, adapter: Adapter, view: Callable[..., Tensor], batch: _Batch, mine: Tensor) -> tuple[Tensor, int]:
+        """All steps: the malicious images, and how many steps it took."""
+        for step in range(1, self.steps + 1):
+            mine.requires_grad_()
+            value, logits = self._evaluate(adapter, view, batch, mine)
+            if self._looks(step) and self._fooled(logits.detach(), batch):
+                return mine.detach(), step - 1
+            mine = self._moved(value, mine, batch.clean)
+            if self.callback is not None:
+                self.callback(step, mine.detach(), value.detach())
+        return mine.detach(), self.steps
+
     def _evaluate(
-        self, adapter: Adapter, view: Callable[..., Tensor], batch: Tensor, labels: Tensor, benign: Tensor
+        self, adapter: Adapter, view: Callable[..., Tensor], batch: _Batch, mine: Tensor
     ) -> tuple[Tensor, Tensor]:
+        """The objective and the logits."""
+        images, labels, where, _ = batch
+        poisoned = inserted(images, mine, where)
+        spared = nullcontext() if self.unroll else sparing(adapter.model, images, where)
         if not self.alignment:
-            logits = view(batch)
-            return self.objective.value(logits, labels, benign), logits
+            with spared:
+                logits = view(poisoned)
+            return self.objective.value(logits, labels, where.benign), logits
         with hooks.capture(adapter.model) as seen:
-            logits = view(batch)
+            with spared:
+                logits = view(poisoned)
             last = {o.name: o.input for o in seen}  # of the pass that predicts, where a step was unrolled before it
-        apart = [_median_gap(x, benign) for x in last.values() if x is not None and len(x) == len(batch)]
-        return self.objective.value(logits, labels, benign) - self.alignment * torch.stack(apart).sum(), logits
+        apart = [_median_gap(x, where.benign) for x in last.values() if x is not None and len(x) == len(images)]
+        value = self.objective.value(logits, labels, where.benign)
+        return value - self.alignment * torch.stack(apart).sum(), logits
+
+    def _moved(self, value: Tensor, mine: Tensor, clean: Tensor) -> Tensor:
+        """One step up the objective."""
+        (gradient,) = torch.autograd.grad(value, mine)
+        with torch.no_grad():
+            return project(mine + self.step_size * gradient.nan_to_num(0.0).sign(), clean, self.epsilon)
+
+    def _looks(self, step: int) -> bool:
+        return self.check_every is not None and step % self.check_every == 0
+
+    def _fooled(self, logits: Tensor, batch: _Batch) -> bool:
+        return bool(self.objective.harm(logits, batch.labels, batch.where.benign) == 1)
+
+    # --- the loop, played back ----------------------------------------------------------------------------------------
+
+    def _recording(
+        self, adapter: Adapter, view: Callable[..., Tensor], batch: _Batch, mine: Tensor
+    ) -> graphs.Recording | None:
+        """The step as a CUDA graph, ready to be played; None for the plain loop."""
+        if self.graph is False or self.steps == 0 or (self.graph is None and self.steps < WORTHWHILE):
+            return None
+        reason = self._obstacle(adapter, batch.images)
+        if reason is None and isinstance(view, View):
+            given = graphs.Given(batch, mine, view.fixed)
+            of = (self.knowledge, self.gradient, self.temperature, insertion.SKIPS)
+            options = (self.objective, self.step_size, self.epsilon, self.alignment, *of, self.check_every is None)
+            key = graphs.key_of(adapter, given, *options)
+
+            def step(given: graphs.Given) -> tuple[Tensor, Tensor, Tensor]:
+                batch, mine = _Batch(*given.batch), given.mine.detach().requires_grad_()
+                value, logits = self._evaluate(adapter, view.holding(given.state), batch, mine)
+                return self._moved(value, mine, batch.clean), value.detach(), logits.detach()
+
+            try:
+                return graphs.recorded(adapter, key, given, step, logits=self.check_every is not None)
+            except graphs.Unrecordable as error:
+                reason = str(error)
+                if self.graph is None:
+                    graphs.warn(reason)
+        elif reason is None:
+            reason = f"{type(adapter).__name__} has a surrogate of its own, whose state is not known."
+        if self.graph:
+            raise RuntimeError(f"graph=True, and the step cannot be recorded as a CUDA graph: {reason}")
+        return None
+
+    def _obstacle(self, adapter: Adapter, images: Tensor) -> str | None:
+        """Why the step cannot be recorded, as far as one can tell without trying."""
+        if self.unroll and adapter.learned:
+            return "with unroll=1 the surrogate learns, and looks at values on the way."
+        parameters = getattr(type(self.objective), "__dataclass_params__", None)
+        if parameters is None or not parameters.frozen or type(self.objective).__hash__ is None:
+            return f"{type(self.objective).__name__} is no frozen dataclass, so its options might change unseen."
+        return graphs.obstacle(adapter, images)
+
+    def _replay(self, recording: graphs.Recording, batch: _Batch) -> tuple[Tensor, int]:
+        """All steps, like ``_loop``."""
+        for step in range(1, self.steps + 1):
+            looks = self._looks(step)
+            before = recording.mine.clone() if looks else None
+            recording.replay()
+            if before is not None and recording.logits is not None and self._fooled(recording.logits, batch):
+                return before, step - 1
+            if self.callback is not None:
+                self.callback(step, recording.mine.clone(), recording.value.clone())
+        return recording.mine.clone(), self.steps
 
 
 def check_batch(images: Tensor, labels: Tensor, malicious: Malicious) -> tuple[Tensor, Tensor, Tensor]:
@@ -226,12 +325,6 @@ def _mask(malicious: Malicious, images: Tensor) -> Tensor:
     if count == size:
         raise ValueError(f"malicious names all {size} images; there is nobody left to attack.")
     return mask
-
-
-def _inserted(images: Tensor, places: Tensor, mine: Tensor) -> Tensor:
-    batch = images.clone()  # keeps channels_last
-    batch[places] = mine.to(images.dtype)
-    return batch
 
 
 def _median_gap(activations: Tensor, benign: Tensor) -> Tensor:

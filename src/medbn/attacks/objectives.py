@@ -84,7 +84,7 @@ class Indiscriminate(Objective):
 
     def harm(self, logits: Tensor, labels: Tensor, benign: Tensor) -> Tensor:
         """The share of benign images that are classified wrongly."""
-        return (logits.argmax(dim=1) != labels)[benign].float().mean()
+        return _share(logits.argmax(dim=1) != labels, benign)
 
 
 @dataclass(frozen=True)
@@ -159,7 +159,12 @@ class IndiscriminateSegmentation(Objective):
     def harm(self, logits: Tensor, labels: Tensor, benign: Tensor) -> Tensor:
         """The share of pixels that are classified wrongly."""
         counts = benign.view(-1, 1, 1) & (labels != self.ignore)
-        return (logits.argmax(dim=1) != labels)[counts].float().mean()
+        return _share(logits.argmax(dim=1) != labels, counts)
+
+
+def _share(found: Tensor, counted: Tensor) -> Tensor:
+    """How much of what counts was found; NaN if nothing counts. A GPU need not be waited for."""
+    return (found & counted).sum() / counted.sum()
 
 
 def _target(label: int | None, true: Tensor, classes: int) -> Tensor:

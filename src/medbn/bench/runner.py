@@ -8,7 +8,7 @@ import io
 import os
 import platform
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -102,8 +102,17 @@ def missing(setting: Setting, methods_: tuple[str, ...], root: str | Path | None
 @lru_cache(maxsize=3)
 def _model(name: str, weights: str | None, classes: int, channels: int, device: str) -> tuple[nn.Module, str]:
     sizes = {} if weights == "default" or users(name) else {"classes": classes, "channels": channels}
-    model = models.get(name, weights=weights, **sizes)
-    return model.to(device), models.fingerprint(model)
+    model = models.get(name, weights=weights, **sizes).to(device)
+    if device.startswith("cuda") and not any(t.dim() == 5 for t in (*model.parameters(), *model.buffers())):
+        model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    return model, models.fingerprint(model)
+
+
+def _batches(images: Iterable[tuple[Tensor, Tensor]]) -> Iterator[tuple[Tensor, Tensor]]:
+    """Images as GPUs convolve them fastest, channels last, and as they are on a CPU."""
+    for batch, labels in images:
+        last = batch.is_cuda and batch.dim() == 4
+        yield (batch.contiguous(memory_format=torch.channels_last) if last else batch), labels
 
 
 @lru_cache(maxsize=4)
@@ -190,7 +199,7 @@ def execute(
         source = ready.dataset.batches(
             cell.setting.batch_size, device=place.device, first=done, limit=ready.batches - done, drop_last=True
         )
-        for number, (images, labels) in enumerate(source, start=done):
+        for number, (images, labels) in enumerate(_batches(source), start=done):
             began = time.perf_counter()
             metrics, pictures = stream.step(images, labels, first=number == 0)
             metrics["device"] = where
@@ -214,7 +223,7 @@ class _Stream:
         if ready.clean is not None:
             samples = int(options.get("fisher_samples", methods.options("eata", cell.setting.preset)["fisher_samples"]))
             needed = -(-samples // cell.setting.batch_size)
-            options["source"] = ready.clean.batches(cell.setting.batch_size, device=device, limit=needed)
+            options["source"] = _batches(ready.clean.batches(cell.setting.batch_size, device=device, limit=needed))
         estimator = None if cell.method == "source" else cell.estimator
         self.adapter: Adapter = methods.adapt(
             ready.model,
@@ -328,7 +337,10 @@ def _processor() -> str:
 def deterministic(place: Place) -> Iterator[None]:
     """The settings under which the same cell gives the same bits on the same machine; put back afterwards.
 
-    An operation of a model that has no deterministic form warns, and its numbers may then vary in the last bits.
+    An operation of a model that has no deterministic form warns, and its numbers may then vary in the last bits. cuDNN
+    does not try out its algorithms (benchmark), although it would choose among deterministic ones: which of them is
+    fastest varies from run to run, and with it the bits of a stream that is continued. New memory is not filled with
+    NaN, as torch does by default in this mode at the price of one more write of every activation: nothing reads it.
     """
     before = (
         torch.are_deterministic_algorithms_enabled(),
@@ -337,6 +349,9 @@ def deterministic(place: Place) -> Iterator[None]:
         torch.backends.cudnn.benchmark,
         torch.get_num_threads(),
     )
+    memory: Any = torch.utils.deterministic
+    fills = memory.fill_uninitialized_memory
+    memory.fill_uninitialized_memory = False
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.use_deterministic_algorithms(True, warn_only=True)
     torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = True, False
@@ -348,3 +363,4 @@ def deterministic(place: Place) -> Iterator[None]:
         torch.use_deterministic_algorithms(before[0], warn_only=before[1])
         torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = before[2:4]
         torch.set_num_threads(before[4])
+        memory.fill_uninitialized_memory = fills
