@@ -30,8 +30,8 @@ lint: $(READY) ## check style and formatting
 typecheck: $(READY) ## check types strictly
 	$(BIN)/mypy
 
-bench: $(READY) ## time the layer against BatchNorm, side by side
-	$(BIN)/python benchmarks/layer.py
+bench: $(READY) ## time the defence on this machine, beside BatchNorm
+	$(BIN)/medbn bench
 
 clean: ## remove the environment and everything generated
 	rm -rf $(VENV) build dist src/*.egg-info src/medbn/kernels/*.so .pytest_cache .mypy_cache .ruff_cache .hypothesis
