@@ -679,3 +679,35 @@ def test_the_four_lines_of_the_design_on_a_plain_torch_model():
     tta = medbn.adapt(model, method="tent", estimator="median")
     assert tta(images).shape == (6, 10)
     assert type(medbn.revert(model).bn) is nn.BatchNorm2d
+
+
+@pytest.mark.parametrize("method", ["tebn", "tent", "eta", "sar"])
+def test_a_prior_mixes_training_statistics_into_every_layer(method, model, batches):
+    tta = medbn.adapt(model, method, "image_median", prior=0.7)
+    with torch.no_grad(), medbn.capture(tta.model) as seen:
+        tta.model(batches[0])
+        assert len(seen) == len(tta.layers)
+        for o in seen:
+            for mixed, batch, source in (
+                (o.centre, o.batch_centre, o.layer.running_mean),
+                (o.variance, o.batch_variance, o.layer.running_var),
+            ):
+                torch.testing.assert_close(mixed, 0.3 * batch + 0.7 * source)
+    assert tta(batches[0]).shape == (12, 10)
+
+
+def test_a_prior_of_one_is_the_source_model(model, batches):
+    tta = medbn.adapt(model, "tebn", "median", prior=1.0)
+    torch.testing.assert_close(tta(batches[0]), medbn.adapt(model, "source")(batches[0]))
+
+
+@pytest.mark.parametrize("method", ["source", "sema", "sotta"])
+def test_methods_without_a_place_for_it_refuse_a_prior(method, model):
+    with pytest.raises(ValueError, match="prior"):
+        medbn.adapt(model, method, "median", prior=0.5)
+
+
+@pytest.mark.parametrize("prior", [-0.1, 1.1, "half"])
+def test_a_prior_is_a_weight(prior, model):
+    with pytest.raises(ValueError, match="prior is a weight between 0 and 1"):
+        medbn.adapt(model, "tebn", "median", prior=prior)
