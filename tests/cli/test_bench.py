@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import subprocess
 import sys
 import threading
@@ -29,9 +30,11 @@ sys.exit(main(["bench", "memory", "--device", "cpu", "--shapes", "4x3x5x5"]))
 TINY = ["--device", "cpu", "--shapes", "4x3x5x5", "2x3x4x4", "--rounds", "2", "--estimators", "mean", "median"]
 
 
-def test_it_prints_tables_and_writes_everything(tmp_path, capsys):
+def test_it_prints_tables_and_writes_everything(tmp_path, capsys, monkeypatch):
     path = tmp_path / "x.json"
-    assert main(["bench", "layer", "memory", *TINY, "--layouts", "nchw", "--json", str(path)]) == 0
+    given = ["bench", "layer", "memory", *TINY, "--layouts", "nchw", "--json", str(path)]
+    monkeypatch.setattr(sys, "argv", ["/somewhere/medbn", *given])
+    assert main(given) == 0
     printed = capsys.readouterr()
     for expected in (
         torch.__version__,
@@ -47,7 +50,7 @@ def test_it_prints_tables_and_writes_everything(tmp_path, capsys):
     written = json.loads(path.read_text())
     assert written["finished"] is True
     assert written["medbn"] == medbn.__version__
-    assert written["command"].startswith("medbn ")
+    assert written["command"] == shlex.join(["medbn", *given])
     assert written["date"][:2] == "20"
     assert written["machine"]["torch"] == torch.__version__
     assert written["machine"]["paths"] == {"median": medbn.kernels.selected(torch.zeros(2, 2, 2, 2))}
