@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from . import native, reference
+from . import native
 from .found import Found, Wanted, shapes
 
 MAD_TO_SIGMA = 1.4826
@@ -20,9 +20,21 @@ def forward(
     x: Tensor, weight: Tensor | None, bias: Tensor | None, held: tuple[Tensor, Tensor] | None, wanted: Wanted
 ) -> tuple[Tensor, Found]:
     """Normalise; ``x`` is what ``native`` supports."""
-    statistics = _over_images(x) if wanted.kind == "image_median" else _over_values(x)
+    made = _image_forward(x, weight, bias, held, wanted) if wanted.kind == "image_median" else None
+    if wanted.kind == "median":
+        known = native.median_forward(x, weight, bias, held, wanted.share, wanted.eps)
+        if known is not None:
+            centre, variance, used, scale = known.table.unbind()
+            made = known.y, Found(centre, variance, used, scale, known.deviation, known.place)
+    return made or _isolated_forward(x, weight, bias, held, wanted)
+
+
+def _image_forward(
+    x: Tensor, weight: Tensor | None, bias: Tensor | None, held: tuple[Tensor, Tensor] | None, wanted: Wanted
+) -> tuple[Tensor, Found] | None:
+    statistics = _over_images(x)
     if statistics is None:
-        return _isolated_forward(x, weight, bias, held, wanted)
+        return None
     centre, variance, *kept = statistics
     used, used_variance = _mixed(centre, variance, held, wanted.share)
     r = torch.rsqrt(used_variance + wanted.eps)
@@ -56,28 +68,16 @@ def backward(
     """The gradients of input, weight and bias."""
     if found.finite is not None:
         return _isolated_backward(g, x, weight, found, wanted)
+    if wanted.mean or found.means is None:
+        known = (found.used, found.centre, found.scale, weight, found.deviation)
+        return native.channel_backward(g, x, *known, None if wanted.mean else found.chosen, wanted.share)
     sum_g, sum_gx = native.reduce(g, x, found.used)
     rate = found.scale.double()
     gain = rate * sum_gx
     along = rate if weight is None else weight.double() * rate
     d_centre, d_variance = -wanted.share * along * sum_g, -0.5 * wanted.share * along * rate * gain
-    count = x.numel() // x.shape[1]
-    extra: Tensor | None = None
-    if wanted.mean:
-        slope = 2.0 * d_variance / count
-        shift = d_centre / count - slope * found.deviation / count
-    elif found.means is not None:
-        slope, shift = _to_images(d_centre, d_variance, found, count // len(x))
-    else:
-        slope = 2.0 * d_variance / count
-        shift = torch.zeros_like(slope)
-        extra = d_centre - slope * found.deviation
-    dx = native.combine(g, x, found.centre, along.float(), slope.float(), shift.float())
-    if extra is not None:
-        planes = reference._planes(dx)
-        place, size = found.chosen, planes.shape[2]
-        planes[place // size, torch.arange(planes.shape[1]), place % size] += extra.float()
-    return dx, gain.float(), sum_g.float()
+    slope, shift = _to_images(d_centre, d_variance, found, x.numel() // found.means.numel())
+    return native.combine(g, x, found.centre, along.float(), slope, shift), gain.float(), sum_g.float()
 
 
 def _over_values(x: Tensor) -> tuple[Tensor, ...] | None:

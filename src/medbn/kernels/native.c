@@ -7,6 +7,8 @@
  */
 #include "native.h"
 
+#include <math.h>
+
 #include <pthread.h>
 #include <stdlib.h>
 
@@ -164,4 +166,61 @@ EXPORT int medbn_combine(int isa, const struct layout *at, const float *g, const
                          const float *a, const float *q, const float *p, int per_image, float *dx) {
     const struct kernels *use = kernels_of(isa);
     return use ? use->combine(at, g, x, centre, a, q, p, per_image != 0, dx) : UNSUPPORTED;
+}
+
+/* What stands between the passes is a few numbers per channel; torch would take longer for these than for a pass. */
+
+EXPORT int medbn_median_forward(int isa, const struct layout *at, const float *x, const float *weight,
+                                const float *bias, const float *held_centre, const float *held_variance, double share,
+                                double eps, float *table, double *deviation, int64_t *index, float *y) {
+    const struct kernels *use = kernels_of(isa);
+    if (!use) return UNSUPPORTED;
+    const int64_t n = at->channels;
+    float *centre = table, *variance = table + n, *used = table + 2 * n, *scale = table + 3 * n;
+    float *gain = table + 4 * n, *shift = table + 5 * n;
+    int status = use->median(at, x, NULL, centre, variance, deviation, index);
+    if (status) return status;
+    const float rest = (float)(1.0 - share);
+    for (int64_t c = 0; c < n; c++) {
+        float spread = variance[c];
+        used[c] = centre[c];
+        if (held_centre) {
+            used[c] = (float)share * centre[c] + rest * held_centre[c];
+            spread = (float)share * spread + rest * held_variance[c];
+        }
+        scale[c] = (float)(1.0 / sqrt((double)spread + eps));
+        gain[c] = weight ? weight[c] * scale[c] : scale[c];
+        shift[c] = bias ? bias[c] : 0.0f;
+    }
+    return use->normalise(at, x, used, gain, shift, y);
+}
+
+EXPORT int medbn_channel_backward(int isa, const struct layout *at, const float *g, const float *x, const float *used,
+                                  const float *centre, const float *scale, const float *weight,
+                                  const double *deviation, const int64_t *index, double share, double *sums,
+                                  float *table, float *dx) {
+    const struct kernels *use = kernels_of(isa);
+    if (!use) return UNSUPPORTED;
+    const int64_t n = at->channels;
+    float *d_weight = table, *d_bias = table + n, *along = table + 2 * n, *slope = table + 3 * n, *shift = table + 4 * n;
+    int status = use->reduce(at, g, x, used, sums, sums + n);
+    if (status & NO_MEMORY) return status;
+    const double count = (double)at->images * (double)at->size;
+    for (int64_t c = 0; c < n; c++) {
+        const double r = scale[c], w = weight ? weight[c] : 1.0, gain = r * sums[n + c];
+        const double d_centre = -share * w * r * sums[c], q = -share * w * r * r * gain / count;
+        d_weight[c] = (float)gain;
+        d_bias[c] = (float)sums[c];
+        along[c] = (float)(w * r);
+        slope[c] = (float)q;
+        sums[c] = d_centre - q * deviation[c]; /* what the median itself gets, or all of them together */
+        shift[c] = index ? 0.0f : (float)(sums[c] / count);
+    }
+    status = use->combine(at, g, x, centre, along, slope, shift, false, dx);
+    if (!index || (status & NO_MEMORY)) return status;
+    for (int64_t c = 0; c < n; c++) {
+        const int64_t b = index[c] / at->size, s = index[c] % at->size;
+        dx[at->last ? (b * at->size + s) * n + c : (b * n + c) * at->size + s] += (float)sums[c];
+    }
+    return status;
 }

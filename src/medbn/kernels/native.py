@@ -16,7 +16,7 @@ import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -27,9 +27,11 @@ __all__ = [
     "MedianStatistics",
     "abs_median",
     "available",
+    "channel_backward",
     "combine",
     "image_moments",
     "instruction_sets",
+    "median_forward",
     "median_statistics",
     "normalise",
     "reason",
@@ -58,6 +60,8 @@ _ARGUMENTS: dict[str, list[Any]] = {
     "normalise": [_P] * 5,
     "reduce": [_P] * 5,
     "combine": [*[_P] * 6, ctypes.c_int, _P],
+    "median_forward": [*[_P] * 5, ctypes.c_double, ctypes.c_double, *[_P] * 4],
+    "channel_backward": [*[_P] * 8, ctypes.c_double, *[_P] * 3],
 }
 
 
@@ -191,7 +195,58 @@ def combine(g: Tensor, x: Tensor, centre: Tensor, a: Tensor, q: Tensor, p: Tenso
     return dx
 
 
-def _call(name: str, of: Tensor, *arguments: Tensor | bool | None) -> int:
+class MedianForward(NamedTuple):
+    """A batch that is normalised with its medians."""
+
+    y: Tensor
+    table: Tensor
+    """``(4, C)``: centre and variance, then the centre and the 1/σ that were used, after mixing with what is held."""
+    deviation: Tensor
+    place: Tensor
+    """Where the median stands first."""
+
+
+def median_forward(
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    held: tuple[Tensor, Tensor] | None,
+    share: float,
+    eps: float,
+) -> MedianForward | None:
+    """``median_statistics``, mixed with what is held, and ``normalise``; None if something is not finite."""
+    table = x.new_empty((6, x.shape[1]))
+    deviation, index = _per_channel(x, torch.float64), _per_channel(x, torch.int64)
+    y = torch.empty_like(x, requires_grad=False)
+    mixed = (None, None) if held is None or share == 1.0 else held
+    given = [None if t is None else _vector(t, x) for t in (weight, bias, *mixed)]
+    status = _call("median_forward", x, x, *given, share, eps, table, deviation, index, y)
+    return None if status & _NONFINITE else MedianForward(y, table[:4], deviation, index)
+
+
+def channel_backward(
+    g: Tensor,
+    x: Tensor,
+    used: Tensor,
+    centre: Tensor,
+    scale: Tensor,
+    weight: Tensor | None,
+    deviation: Tensor,
+    index: Tensor | None,
+    share: float,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The gradients of input, weight and bias where statistics are of whole channels.
+
+    That of the centre goes to the element at ``index`` or, without one, to all alike, as a mean's does.
+    """
+    table, sums = x.new_empty((5, x.shape[1])), torch.empty((2, x.shape[1]), dtype=torch.float64)
+    dx = torch.empty_like(x, requires_grad=False)
+    vectors = [None if t is None else _vector(t, x) for t in (used, centre, scale, weight)]
+    _call("channel_backward", x, _like(g, x), x, *vectors, deviation, index, share, sums, table, dx)
+    return dx, table[0], table[1]
+
+
+def _call(name: str, of: Tensor, *arguments: Tensor | float | None) -> int:
     """Call a kernel for the activation ``of``; its status, for what is not an error."""
     library, why = _load()
     if library is None:
