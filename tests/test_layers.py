@@ -300,3 +300,18 @@ def test_the_moving_average_follows_the_layer_to_another_dtype():
     layer.double()
     assert layer.ema_mean.dtype == torch.float64
     assert layer(torch.randn(4, 3, 2, 2, dtype=torch.float64)).dtype == torch.float64
+
+
+@every_kind
+@every_estimator
+@every_policy
+def test_what_follows_may_write_to_the_output(plain, robust, shape, estimator, policy, device):
+    """Models have ``ReLU(inplace=True)`` behind their normalisation."""
+    layer = filled(robust(3, estimator=estimator, policy=policy)).eval().to(device)
+    x = torch.randn(shape, device=device)
+    found = []
+    for inplace in (False, True):
+        leaf = x.clone().requires_grad_()
+        y = nn.ReLU(inplace=inplace)(layer(leaf))
+        found.append((y.detach(), *torch.autograd.grad(y.square().sum(), (leaf, layer.weight, layer.bias))))
+    torch.testing.assert_close(*found)

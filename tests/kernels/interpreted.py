@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import product
+
 import torch
 
 import medbn
@@ -79,15 +81,16 @@ def check(x, name, share=1.0, held=None, mean=False, affine=True) -> None:
 
 def check_nothing(name) -> None:
     """Without a finite image there is no output and no gradient, and only what is held is used."""
-    x = torch.full((2, 2, 3, 3), float("nan"))
-    held = torch.randn(2), torch.rand(2) + 0.1
-    y, found, used, scale, more = forward(x, name, None, None, held, 0.3)
-    assert y.isnan().all()
-    assert torch.stack([found.centre, found.variance]).isnan().all()
-    assert found.counted.item() == 0
-    assert torch.equal(used, held[0])
-    dx, *_ = backward(name, (torch.randn(x.shape), x, None, found, used, scale, 0.3), more)
-    assert (dx == 0).all()
+    known = torch.randn(2), torch.rand(2) + 0.1
+    for layout, held in product((torch.contiguous_format, torch.channels_last), (known, None)):
+        x = torch.full((2, 2, 3, 3), float("nan")).contiguous(memory_format=layout)
+        y, found, used, scale, more = forward(x, name, None, None, held, 0.3)
+        assert y.isnan().all()
+        assert torch.stack([found.centre, found.variance]).isnan().all()
+        assert found.counted.item() == 0
+        assert torch.equal(used, held[0]) if held else used.isnan().all()
+        dx, *_ = backward(name, (torch.randn(x.shape), x, None, found, used, scale, 0.3), more)
+        assert (dx == 0).all()
 
 
 def check_whole(name) -> None:

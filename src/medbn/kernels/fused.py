@@ -61,7 +61,7 @@ def _opaque() -> bool:
     if not torch.compiler.is_compiling():
         return not reference.transformed()
     # Older versions cannot tell compile from export.
-    return _TELLS_EXPORT and not torch.compiler.is_exporting() and not _transformed()
+    return _TELLS_EXPORT and not _exporting() and not _transformed()
 
 
 _TELLS_EXPORT = hasattr(torch.compiler, "is_exporting")
@@ -71,12 +71,17 @@ def _transformed() -> bool:
     return reference.transformed()
 
 
+def _exporting() -> bool:
+    return torch.compiler.is_exporting()  # which, within what torch.compile follows, is always true before torch 2.13
+
+
 def _loads(path: str) -> bool:
     return native.available() if path == "c" else _gpu() is not None
 
 
 # torch.compile calls these and keeps the answer. torch.compiler.assume_constant_result does this too, but imports the
 # whole compiler first, which takes longer than everything else here.
+_exporting._dynamo_marked_constant = True  # type: ignore[attr-defined]
 _transformed._dynamo_marked_constant = True  # type: ignore[attr-defined]
 _loads._dynamo_marked_constant = True  # type: ignore[attr-defined]
 

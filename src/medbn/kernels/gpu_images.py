@@ -30,8 +30,8 @@ def _image_moments(
         next_one = C
     else:  # planes that follow each other, of one image or of two
         q = pid.to(tl.int64) * BP + i
-        there = q < B.to(tl.int64) * C
         b = (q // C).to(tl.int32)
+        there = b < B
         where = q * S
         next_one = 1
     s = tl.arange(0, BS)
@@ -181,6 +181,7 @@ def _image_scale(
     if WEIGHT:
         a *= tl.load(weight + c, mask=there, other=0.0).to(tl.float32)
     some = tl.load(counted) > 0
+    a = tl.where(some, a, 0.0)  # without a finite image it may not be a number
     b, s, lanes = _lanes(c, parts, C, S, T, BS, LAST, FAR)
     for b0 in range(part, B, parts * (T // BS)):
         good = _good(finite, b0 + b, B, SPLIT, LAST)

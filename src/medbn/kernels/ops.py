@@ -51,14 +51,18 @@ def norm(
         w, b = (None if t is None else t.detach() for t in (weight, bias))
         y, found = fused.forward(x.detach(), w, b, held, wanted)
     if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (x, weight, bias)):
-        y = _Attached.apply(x, weight, bias, y, found, wanted, again)  # type: ignore[no-untyped-call]
+        y = _Attached.apply(x, weight, bias, [y], found, wanted, again)  # type: ignore[no-untyped-call]
     if found.finite is None or found.counted is None:
         return Fused(y, found.centre, found.variance, None, None)
     return Fused(y, found.centre, found.variance, found.finite.bool(), found.counted[0])
 
 
 class _Attached(Function):
-    """An output that has been computed, as a function of what it was computed from."""
+    """An output that has been computed, as a function of what it was computed from.
+
+    It comes in a list, where autograd does not see it: what is given and returned would be a view, and a ReLU in place,
+    as models have it behind their normalisation, may not write to that.
+    """
 
     @staticmethod
     def forward(
@@ -66,14 +70,14 @@ class _Attached(Function):
         x: Tensor,
         weight: Tensor | None,
         bias: Tensor | None,
-        y: Tensor,
+        computed: list[Tensor],
         found: Found,
         wanted: Wanted,
         again: Any,
     ) -> Tensor:
         ctx.save_for_backward(x, weight, bias)
         ctx.found, ctx.wanted, ctx.again = found, wanted, again
-        return y.view_as(y)
+        return computed[0]
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
