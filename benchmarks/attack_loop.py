@@ -27,7 +27,7 @@ import torch
 
 import medbn
 from medbn import models
-from medbn.attacks import DIA, Targeted, insertion
+from medbn.attacks import DIA, Targeted
 from medbn.bench import Place
 from medbn.bench.runner import deterministic
 
@@ -40,7 +40,6 @@ AXES = {
     "tf32": ("on", "off"),
     "cudnn_benchmark": ("off", "on"),
     "deterministic": ("on", "off"),
-    "spare": ("on", "off"),
     "method": ("tebn", "tent", "sema", "mdia", "sotta", "sar", "eta"),
     "estimator": ("mean", "median", "image_median", "mad", "mad_scaled"),
     "gradient": ("exact", "straight_through", "smooth"),
@@ -62,7 +61,7 @@ def main() -> None:
         if wrong:
             raise SystemExit(f"--{name.replace('_', '-')} takes {', '.join(AXES[name])}, not {wrong[0]}.")
     if device.type != "cuda":
-        axes |= {"loop": ["plain"], "tf32": ["off"], "cudnn_benchmark": ["off"], "spare": ["off"]}
+        axes |= {"loop": ["plain"], "tf32": ["off"], "cudnn_benchmark": ["off"]}
     if options.profile:
         axes |= {"estimator": [options.profile], "loop": axes["loop"][-1:], "layout": axes["layout"][-1:]}
         axes["method"] = axes["method"][:1]
@@ -160,15 +159,15 @@ class Candidate:
         """What this combination asks of torch."""
         on = {name: value == "on" for name, value in self.choice.items()}
         exact = deterministic(Place(device=self.options.device)) if on["deterministic"] else nullcontext()
-        before = insertion.SKIPS, torch.backends.cudnn.benchmark
+        before = torch.backends.cudnn.benchmark
         with exact:
-            insertion.SKIPS, torch.backends.cudnn.benchmark = on["spare"], on["cudnn_benchmark"]
+            torch.backends.cudnn.benchmark = on["cudnn_benchmark"]
             if self.device.type == "cuda":
                 set_tf32(on["tf32"])
             try:
                 yield
             finally:
-                insertion.SKIPS, torch.backends.cudnn.benchmark = before
+                torch.backends.cudnn.benchmark = before
 
     def row(self) -> dict[str, Any]:
         """For the record."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -15,8 +14,8 @@ from .._names import unknown
 from ..functional import statistics
 from ..methods.base import Adapter
 from ..methods.surrogate import View
-from . import graphs, insertion
-from .insertion import Places, inserted, sparing
+from . import graphs
+from .insertion import Places, inserted
 from .objectives import Objective, Targeted
 from .projections import STARTS, project
 
@@ -199,14 +198,11 @@ class DIA:
         """The objective and the logits."""
         images, labels, where, _ = batch
         poisoned = inserted(images, mine, where)
-        spared = nullcontext() if self.unroll else sparing(adapter.model, images, where)
         if not self.alignment:
-            with spared:
-                logits = view(poisoned)
+            logits = view(poisoned)
             return self.objective.value(logits, labels, where.benign), logits
         with hooks.capture(adapter.model) as seen:
-            with spared:
-                logits = view(poisoned)
+            logits = view(poisoned)
             last = {o.name: o.input for o in seen}  # of the pass that predicts, where a step was unrolled before it
         apart = [_median_gap(x, where.benign) for x in last.values() if x is not None and len(x) == len(images)]
         value = self.objective.value(logits, labels, where.benign)
@@ -235,7 +231,7 @@ class DIA:
         reason = self._obstacle(adapter, batch.images)
         if reason is None and isinstance(view, View):
             given = graphs.Given(batch, mine, view.fixed)
-            of = (self.knowledge, self.gradient, self.temperature, insertion.SKIPS)
+            of = (self.knowledge, self.gradient, self.temperature)
             options = (self.objective, self.step_size, self.epsilon, self.alignment, *of, self.check_every is None)
             key = graphs.key_of(adapter, given, *options)
 
