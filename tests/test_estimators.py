@@ -94,3 +94,28 @@ def test_an_estimator_travels_by_name(midrange):
     assert copy.deepcopy(estimator) is estimator
     unregistered = estimators.Estimator("mine", estimators.median)
     assert pickle.loads(pickle.dumps(unregistered)) == unregistered
+
+
+@pytest.mark.parametrize("prior", ["-0.1", "1.1", "half", ""])
+def test_a_prior_is_a_weight(prior):
+    with pytest.raises(ValueError, match="prior is a weight between 0 and 1"):
+        estimators.get(f"median@{prior}")
+
+
+def test_estimators_with_a_prior_are_named_and_travel():
+    anchored = estimators.get("image_median@0.60")
+    assert anchored == estimators.anchored("image_median", 0.6)
+    assert anchored.name == "image_median@0.6"
+    assert pickle.loads(pickle.dumps(anchored)) == anchored
+    with pytest.raises(ValueError, match=r"unknown estimator 'medain'"):
+        estimators.get("medain@0.5")
+    with pytest.raises(TypeError, match="without '@'"):
+        estimators.register("a@b", lambda x, valid: None)
+
+
+def test_a_prior_needs_training_statistics():
+    with pytest.raises(ValueError, match="needs training statistics, and this layer has none"):
+        medbn.RobustBatchNorm2d(3, estimator="median@0.5", track_running_stats=False)
+    for call in (medbn.functional.statistics, medbn.functional.robust_norm):
+        with pytest.raises(ValueError, match="mixes with a layer's training statistics"):
+            call(torch.randn(4, 3, 5, 5), estimator="median@0.5")

@@ -8,7 +8,7 @@ those of section 5 and appendix H of MedBN (CVPR 2024).
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, overload
 
 import torch
@@ -25,11 +25,15 @@ MAD_TO_SIGMA = 1.4826
 
 @dataclass(frozen=True)
 class Estimator:
-    """A named estimator. ``robust`` ones leave images with non-finite values out of the statistics by default."""
+    """A named estimator. ``robust`` ones leave images with non-finite values out of the statistics by default.
+
+    ``prior`` is the weight of the training statistics, which layers mix with what the function finds.
+    """
 
     name: str
     function: Function
     robust: bool = True
+    prior: float = 0.0
 
     def __call__(self, x: Tensor, valid: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Estimate, and check what came back."""
@@ -52,7 +56,7 @@ class Estimator:
         # By name where the registry knows it, so that a pickled layer needs no function inside.
         if _registry.get(self.name) is self:
             return get, (self.name,)
-        return Estimator, (self.name, self.function, self.robust)
+        return Estimator, (self.name, self.function, self.robust, self.prior)
 
     def __repr__(self) -> str:
         return f"<estimator {self.name}>"
@@ -71,12 +75,34 @@ def available() -> list[str]:
 
 
 def get(estimator: str | Estimator) -> Estimator:
-    """The estimator of that name; an Estimator is returned as it is."""
+    """The estimator of that name; an Estimator is returned as it is.
+
+    ``NAME@PRIOR`` is that estimator, mixed with the training statistics: these have the weight PRIOR.
+
+    >>> get("image_median@0.6").prior
+    0.6
+    """
     if isinstance(estimator, Estimator):
         return estimator
-    if not isinstance(estimator, str) or estimator not in _registry:
-        raise unknown("estimator", estimator, _registry)
-    return _registry[estimator]
+    name, at, prior = estimator.partition("@") if isinstance(estimator, str) else (estimator, "", "")
+    if not isinstance(name, str) or name not in _registry:
+        raise unknown("estimator", name, _registry)
+    return anchored(_registry[name], prior) if at else _registry[name]
+
+
+def anchored(estimator: str | Estimator, prior: float | str) -> Estimator:
+    """An estimator whose statistics layers mix with their training statistics, which have the weight ``prior``.
+
+    Whatever malicious images do to a batch's statistics then reaches the rest of the mixture only.
+    """
+    base = get(estimator)
+    try:
+        weight = float(prior)
+    except ValueError:
+        weight = -1.0
+    if not 0.0 <= weight <= 1.0:
+        raise ValueError(f"an estimator's prior is a weight between 0 and 1, got {prior!r}.")
+    return replace(base, name=f"{base.name}@{weight:g}", prior=base.prior + weight - base.prior * weight)
 
 
 @overload
@@ -102,8 +128,8 @@ def register(
     >>> layer = medbn.RobustBatchNorm2d(3, estimator="first_image")
     >>> unregister("first_image")
     """
-    if not isinstance(name, str) or not name:
-        raise TypeError(f"an estimator's name is a non-empty string, not {name!r}.")
+    if not isinstance(name, str) or not name or "@" in name:
+        raise TypeError(f"an estimator's name is a non-empty string without '@', not {name!r}.")
     if name in _registry and not replace:
         raise ValueError(f"estimator {name!r} exists already; pass replace=True to put another in its place.")
 
@@ -185,5 +211,5 @@ _BUILTIN = (median, mad, mad_scaled, image_median)
 
 
 def builtin(estimator: Estimator) -> bool:
-    """Whether an estimator is one of the robust ones that stand above, whatever is registered under its name now."""
-    return any(estimator.function is function and estimator.name == function.__name__ for function in _BUILTIN)
+    """Whether an estimator's function is one of the robust ones that stand above, whatever its name is."""
+    return any(estimator.function is function for function in _BUILTIN)

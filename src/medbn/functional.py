@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from . import estimators, kernels
+from . import estimators, kernels, stand_ins
 from ._names import unknown
 from .estimators import Estimator
 
@@ -45,7 +45,7 @@ def statistics(
     >>> statistics(x, "median")[0], statistics(x, "mean")[0]
     (tensor([2.]), tensor([2.5000e+08]))
     """
-    batch = examine(x, estimators.get(estimator), valid, nonfinite)
+    batch = examine(x, _of_batch(estimator), valid, nonfinite)
     return batch.centre, batch.variance
 
 
@@ -83,7 +83,7 @@ def robust_norm(
     >>> torch.allclose(robust_norm(x, estimator="mean"), plain, atol=1e-5)
     True
     """
-    estimator = estimators.get(estimator)
+    estimator = _of_batch(estimator)
     _check_input(x)
     if valid is None and is_batch_norm(x, estimator, nonfinite):
         return F.batch_norm(x, None, None, weight, bias, True, 0.0, eps)
@@ -112,7 +112,9 @@ def fused(
     ``share`` and ``held`` mix the batch's statistics with held ones, which also stand in where no image is finite.
     """
     known = estimators.builtin(estimator) and isolates(estimator, nonfinite)
-    plain = backward is None or backward.function is estimators.mean
+    kind = getattr(estimator.function, "__name__", "")
+    softness = stand_ins.softness(backward, kind)
+    plain = backward is None or backward.function is estimators.mean or softness is not None
     if not known or not plain or any(s.requires_grad for s in held or ()):
         return None
 
@@ -126,7 +128,8 @@ def fused(
             centre, variance = (torch.where(empty, h, s) for h, s in zip(old, new, strict=True))
         return batch.mark(normalise(batch.x, centre, variance, weight, bias, eps))
 
-    wanted = kernels.Wanted(estimator.name, share, eps, backward is not None)
+    mean = backward is not None and softness is None
+    wanted = kernels.Wanted(kind, share, eps, mean, softness)
     return kernels.norm(x, weight, bias, held, wanted, again)
 
 
@@ -174,7 +177,7 @@ def examine(
         centre, variance = estimator(x, valid)
     else:
         with torch.no_grad():
-            known = kernels.statistics(x, estimator.name, valid) if estimators.builtin(estimator) else None
+            known = kernels.statistics(x, estimator.function.__name__, valid) if estimators.builtin(estimator) else None
             values = known or estimator(x, valid)
         centre, variance = (kernels.substitute(v, g) for v, g in zip(values, backward(x, valid), strict=True))
     counted = None
@@ -206,6 +209,14 @@ def isolate(x: Tensor, spare: Tensor | None = None) -> tuple[Tensor, Tensor | No
         return x, None
     # Not masked_fill, which would make channels_last contiguous.
     return torch.where(_per_image(finite, x), x, 0.0), finite
+
+
+def _of_batch(estimator: str | Estimator) -> Estimator:
+    """An estimator that needs nothing but a batch."""
+    found = estimators.get(estimator)
+    if found.prior:
+        raise ValueError(f"{found.name!r} mixes with a layer's training statistics, and there is no layer here.")
+    return found
 
 
 def _per_image(mask: Tensor, x: Tensor) -> Tensor:

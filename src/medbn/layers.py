@@ -111,7 +111,13 @@ class RobustBatchNorm(_BatchNorm):
 
     @estimator.setter
     def estimator(self, estimator: str | Estimator) -> None:
-        self._estimator = estimators.get(estimator)
+        estimator = estimators.get(estimator)
+        if estimator.prior and self.running_mean is None:
+            raise ValueError(
+                f"estimator {estimator.name!r} needs training statistics, and this layer has none"
+                " (track_running_stats=False); use one without a prior."
+            )
+        self._estimator = estimator
 
     @property
     def policy(self) -> Policy:
@@ -154,12 +160,12 @@ class RobustBatchNorm(_BatchNorm):
         """Whether torch's own kernel computes exactly this pass: plain BatchNorm, or given statistics."""
         if self._observers or self._valid is not None or self._backward is not None:
             return False
-        if self._policy.weight == 0.0:
+        if self._share == 0.0:
             return not (torch.is_grad_enabled() and self._isolates())
-        return self._policy.name == "batch" and functional.is_batch_norm(input, self._estimator, self._nonfinite)
+        return self._share == 1.0 and functional.is_batch_norm(input, self._estimator, self._nonfinite)
 
     def _torch_forward(self, input: Tensor) -> Tensor:
-        if self._policy.weight == 0.0:
+        if self._share == 0.0:
             return F.batch_norm(input, *self._held(), self.weight, self.bias, False, 0.0, self.eps)
         if not self._tracks():
             return F.batch_norm(input, None, None, self.weight, self.bias, True, 0.0, self.eps)
@@ -167,7 +173,7 @@ class RobustBatchNorm(_BatchNorm):
         return F.batch_norm(input, self.running_mean, self.running_var, self.weight, self.bias, True, factor, self.eps)
 
     def _robust_forward(self, input: Tensor) -> Tensor:
-        if self._policy.weight == 0.0:
+        if self._share == 0.0:
             x, finite = functional.isolate(input) if self._isolates() else (input, None)
             centre, variance = self._held()
             batch = functional.Batch(x, centre, variance, finite, None)
@@ -187,7 +193,7 @@ class RobustBatchNorm(_BatchNorm):
         return batch.mark(functional.normalise(batch.x, centre, variance, self.weight, self.bias, self.eps))
 
     def _fused_forward(self, input: Tensor) -> Tensor | None:
-        held = self._held() if self._policy.weight != 1.0 or self.running_mean is not None else None
+        held = self._held() if self._share != 1.0 or self.running_mean is not None else None
         fast = functional.fused(
             input,
             self.weight,
@@ -195,7 +201,7 @@ class RobustBatchNorm(_BatchNorm):
             self._estimator,
             self.eps,
             self._nonfinite,
-            share=self._policy.weight,
+            share=self._share,
             held=held,
             backward=self._backward,
         )
@@ -211,7 +217,23 @@ class RobustBatchNorm(_BatchNorm):
     def _isolates(self) -> bool:
         return functional.isolates(self._estimator, self._nonfinite)
 
+    @property
+    def _share(self) -> float:
+        """The weight of the batch; ``_held`` has the rest."""
+        return self._policy.weight * (1.0 - self._estimator.prior)
+
     def _held(self) -> tuple[Tensor, Tensor]:
+        """What the layer normalises with beside the batch: what it remembers, and its estimator's prior."""
+        prior, weight = self._estimator.prior, self._policy.weight
+        known = self._remembered()
+        if not prior or self._policy.reference != "ema" or self.running_mean is None or self.running_var is None:
+            return known
+        part = weight * prior / (1.0 - self._share)
+        source = (self.running_mean, self.running_var)
+        mean, var = (part * s + (1.0 - part) * k for s, k in zip(source, known, strict=True))
+        return mean, var
+
+    def _remembered(self) -> tuple[Tensor, Tensor]:
         """What the layer knows without a batch: its moving average under ``ema``, else the source statistics."""
         moving = self._policy.reference == "ema" and self.ema_mean is not None
         mean, var = (self.ema_mean, self.ema_var) if moving else (self.running_mean, self.running_var)
@@ -223,7 +245,7 @@ class RobustBatchNorm(_BatchNorm):
         return mean, var
 
     def _mixed(self, batch: functional.Batch) -> tuple[Tensor, Tensor]:
-        centre, variance, weight = batch.centre, batch.variance, self._policy.weight
+        centre, variance, weight = batch.centre, batch.variance, self._share
         if weight == 1.0 and (batch.counted is None or self.running_mean is None):
             return centre, variance
         held = [s.to(centre.dtype) for s in self._held()]
@@ -249,10 +271,14 @@ class RobustBatchNorm(_BatchNorm):
                 f" and {tuple(variance.shape)}."
             )
         with torch.no_grad():
-            held = [s.to(centre.dtype) for s in self._held()]
+            known = self._remembered()
+            held = [s.to(centre.dtype) for s in known]
             usable = centre.isfinite() & variance.isfinite()
-            weight = self._policy.weight
-            kept = self._held()[0].dtype
+            weight, prior = self._policy.weight, self._estimator.prior
+            if prior and self.running_mean is not None and self.running_var is not None:
+                centre = (1.0 - prior) * centre + prior * self.running_mean.to(centre.dtype)
+                variance = (1.0 - prior) * variance + prior * self.running_var.to(variance.dtype)
+            kept = known[0].dtype
             self.ema_mean, self.ema_var = (
                 torch.where(usable, weight * new + (1.0 - weight) * old, old).to(kept)
                 for new, old in zip((centre, variance), held, strict=True)

@@ -7,6 +7,7 @@ to the statistics. Values stay true in all of these; only the backward pass look
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -40,55 +41,67 @@ def get(gradient: str, temperature: float = 0.5) -> StandIn | None:
 
 
 def smooth(estimator: Estimator, temperature: float = 0.5) -> Estimator:
-    """An estimator whose medians pass their gradient to all values near them, by a Gaussian weight.
+    """An estimator with the same values, whose medians pass their gradient to all values near them.
 
     Known estimators keep their form. One that a user registered is taken for a median with its mean squared deviation:
     its own gradient is the exact one, and this is what else an attacker would try.
     """
-    forms = {"mad": _mad, "mad_scaled": _mad_scaled, "image_median": _image_median}
-    if estimator.name == "mean":
+    if estimator.function is estimators.mean:
         return estimator
-    form = forms.get(estimator.name, _median)
-    return Estimator(f"smooth {estimator.name}", lambda x, valid: form(x, valid, temperature))
+    kind = getattr(estimator.function, "__name__", "") if estimators.builtin(estimator) else "median"
+    return Estimator(f"smooth {estimator.name}", Smooth(kind, temperature))
 
 
-def _median(x: Tensor, valid: Tensor | None, temperature: float) -> tuple[Tensor, Tensor]:
-    centre = _soft_median(x, valid, temperature)
-    return centre, kernels.square_deviation(x, centre, valid)
+def softness(estimator: Estimator | None, kind: str) -> float | None:
+    """The temperature of what ``smooth`` made of the estimator of that kind; None for anything else."""
+    function = None if estimator is None else estimator.function
+    return function.temperature if isinstance(function, Smooth) and function.kind == kind else None
 
 
-def _mad(x: Tensor, valid: Tensor | None, temperature: float) -> tuple[Tensor, Tensor]:
-    centre = _soft_median(x, valid, temperature)
-    away = (x.to(centre.dtype) - _per_channel(centre, x)).abs()
-    return centre, _soft_median(away, valid, temperature).square()
+@dataclass(frozen=True)
+class Smooth:
+    """The function of a smooth estimator, by which fast paths know it.
 
+    A median's gradient goes to each value by a Gaussian weight of its distance to the median, in units of the
+    temperature times σ. That σ is the root of the mean squared deviation from the median; for MADs, whose estimators
+    a few huge values do not move, it is 1.4826 · MAD.
+    """
 
-def _mad_scaled(x: Tensor, valid: Tensor | None, temperature: float) -> tuple[Tensor, Tensor]:
-    centre, variance = _mad(x, valid, temperature)
-    return centre, MAD_TO_SIGMA**2 * variance
+    kind: str
+    """The estimator that it has the form of."""
+    temperature: float
 
+    def __call__(self, x: Tensor, valid: Tensor | None) -> tuple[Tensor, Tensor]:
+        """A centre and a variance per channel."""
+        if self.kind == "image_median":
+            return self._image_median(x, valid)
+        return self._median(x, valid) if self.kind == "median" else self._mad(x, valid)
 
-def _image_median(x: Tensor, valid: Tensor | None, temperature: float) -> tuple[Tensor, Tensor]:
-    means, within = kernels.image_moments(x)
-    centre = _soft_median(means, valid, temperature)
-    between = MAD_TO_SIGMA * _soft_median((means - centre).abs(), valid, temperature)
-    return centre, _soft_median(within, valid, temperature) + between.square()
+    def _median(self, x: Tensor, valid: Tensor | None) -> tuple[Tensor, Tensor]:
+        with torch.no_grad():
+            middle, variance = kernels.median_statistics(x.detach(), valid)
+        centre = kernels.soft_median(x, middle, variance.sqrt(), valid, self.temperature)
+        return centre, kernels.square_deviation(x, centre, valid)
 
+    def _mad(self, x: Tensor, valid: Tensor | None) -> tuple[Tensor, Tensor]:
+        shape = (1, -1, *[1] * (x.dim() - 2))
+        with torch.no_grad():
+            middle, _ = kernels.median_statistics(x.detach(), valid)
+            mad, _ = kernels.median_statistics((x.detach() - middle.view(shape)).abs(), valid)
+            sigma = MAD_TO_SIGMA * mad
+        centre = kernels.soft_median(x, middle, sigma, valid, self.temperature)
+        away = kernels.soft_median((x - centre.view(shape)).abs(), mad, sigma, valid, self.temperature)
+        return centre, (away if self.kind == "mad" else MAD_TO_SIGMA * away).square()
 
-def _soft_median(x: Tensor, valid: Tensor | None, temperature: float) -> Tensor:
-    """A weighted mean of each channel, by nearness to its median; the weights are constants."""
-    x = x.to(kernels.working_dtype(x))
-    axes, tiny = [axis for axis in range(x.dim()) if axis != 1], torch.finfo(x.dtype).tiny
-    with torch.no_grad():
-        middle, variance = kernels.median_statistics(x.detach(), valid)
-        scale = temperature * variance.sqrt() + tiny
-        distance = (x - _per_channel(middle, x)) / _per_channel(scale, x)
-        weights = torch.exp(-0.5 * distance.square())
-        keep = weights.isfinite() if valid is None else weights.isfinite() & valid.view(-1, *[1] * (x.dim() - 1))
-        weights = torch.where(keep, weights, 0.0)
-        weights = weights / weights.sum(dim=axes, keepdim=True).clamp(min=tiny)
-    return torch.where(weights > 0, weights * x, 0.0).sum(dim=axes)
+    def _image_median(self, x: Tensor, valid: Tensor | None) -> tuple[Tensor, Tensor]:
+        means, within = kernels.image_moments(x)
+        within = within.masked_fill(means.isinf(), torch.inf)
+        centre = self._over_images(means, valid)
+        between = MAD_TO_SIGMA * self._over_images((means - centre).abs(), valid)
+        return centre, self._over_images(within, valid) + between.square()
 
-
-def _per_channel(values: Tensor, x: Tensor) -> Tensor:
-    return values.view(1, -1, *[1] * (x.dim() - 2))
+    def _over_images(self, values: Tensor, valid: Tensor | None) -> Tensor:
+        with torch.no_grad():
+            middle = kernels.middle_over_images(values.detach(), valid)
+            sigma = kernels.square_deviation(values.detach(), middle, valid).sqrt()
+        return kernels.soft_median(values, middle, sigma, valid, self.temperature)

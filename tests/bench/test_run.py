@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from medbn import bench
-from medbn.bench import runner
+from medbn.bench import executors, runner
 from medbn.bench.cells import Cell
 from medbn.bench.memo import Memo, Remembering
 
@@ -355,3 +355,61 @@ def test_a_gpu_run_continues_to_the_same_bits(tmp_path, tiny):
     bench.run(replace(recipe, batches=1), tmp_path / "parts.db", place=place)
     bench.run(recipe, tmp_path / "parts.db", place=place)
     assert numbers(tmp_path / "whole.db") == numbers(tmp_path / "parts.db")
+
+
+def test_several_recipes_are_one_piece_of_work(tmp_path, tiny):
+    """What they share is done once, as far as any of them wants it."""
+    short = replace(tiny, name="short", batches=1)
+    other = replace(tiny, name="other", batches=1, attacks=())
+    events = []
+    assert bench.run([short, tiny, other], tmp_path / "x.db", report=events.append)
+    with bench.Store(tmp_path / "x.db") as store:
+        assert [run.recipe["name"] for run in store.runs()] == ["short", tiny.name, "other"]
+        assert all(run.ended for run in store.runs())
+        assert sorted(len(cell.batches) for cell in store.cells()) == [1, 1, 1, 1, 3, 3, 3, 3]
+    assert sum(event.kind == "begun" for event in events) == 8
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_time_that_is_up_stops_a_run_and_loses_nothing(tmp_path, tiny, jobs):
+    place = bench.Place(threads=1)
+    executor = bench.Processes(place, jobs) if jobs > 1 else None
+    assert not bench.run(tiny, tmp_path / "x.db", place=place, executor=executor, seconds=0)
+    some = numbers(tmp_path / "x.db")
+    assert some
+    assert sum(map(len, some.values())) < 12
+    assert bench.run(tiny, tmp_path / "x.db", place=place, executor=executor, seconds=600)
+    bench.run(tiny, tmp_path / "whole.db", place=place)
+    assert numbers(tmp_path / "x.db") == numbers(tmp_path / "whole.db")
+
+
+def test_cells_that_share_a_crafted_batch_stay_together(tiny):
+    work = [(cell, 1) for cell in tiny.cells()]
+    together = [[(cell.method, cell.estimator) for cell, _ in group] for group in executors.groups(work)]
+    assert together == [[("tebn", "mean"), ("tent", "mean")], [("tebn", "image_median"), ("tent", "image_median")]]
+    apart = executors.groups([(cell, 1) for cell in replace(tiny, attacks=()).cells()])
+    assert [len(group) for group in apart] == [1, 1, 1, 1]
+    assert executors.groups([]) == []
+
+
+def test_a_sealed_store_keeps_results_and_cannot_be_continued(tmp_path, tiny):
+    bench.run(replace(tiny, batches=1), tmp_path / "x.db")
+    with bench.Store(tmp_path / "x.db") as store:
+        store.seal(tmp_path / "sealed.db")
+        with pytest.raises(bench.StoreError, match="exists already"):
+            store.seal(tmp_path / "sealed.db")
+    assert (tmp_path / "sealed.db").stat().st_size < (tmp_path / "x.db").stat().st_size
+    assert numbers(tmp_path / "sealed.db") == numbers(tmp_path / "x.db")
+    assert bench.run(replace(tiny, batches=1), tmp_path / "sealed.db")
+    with pytest.raises(ValueError, match=r"sealed.db is sealed: .* cannot be continued"):
+        bench.run(tiny, tmp_path / "sealed.db")
+
+
+def test_a_seed_gives_every_corruption_an_order_of_its_own(tiny):
+    setting = tiny.settings[0]
+    orders = {}
+    for seed, corruption in ((0, "fog"), (0, "contrast"), (1, "fog"), (1, "contrast"), (2, "fog")):
+        found = runner._dataset(setting.data, corruption, 1, setting.frost, seed, None)
+        orders[seed, corruption] = found.labels.tolist()
+    assert orders[0, "fog"] == orders[0, "contrast"]
+    assert len({tuple(order) for order in orders.values()}) == 4

@@ -7,7 +7,7 @@ from itertools import product
 import torch
 
 import medbn
-from medbn.kernels import fused, gpu
+from medbn.kernels import fused, gpu, soft
 from medbn.kernels.found import Wanted, shapes
 from medbn.kernels.fused import FACTORS
 
@@ -116,6 +116,50 @@ def check_whole(name) -> None:
         torch.testing.assert_close(dx.double(), expected, rtol=1e-3, atol=1e-5)
 
 
+def check_soft(name) -> None:
+    """The gradient of soft medians, by passes in torch over what the kernels leave, against autograd in float64."""
+    stand_in = medbn.stand_ins.smooth(medbn.estimators.get(name), 0.4)
+    for shape, kind in product(((6, 3, 4, 5), (5, 3), (7, 2, 3), (1, 2, 3, 3)), ("plain", "last", "mixed", "nan")):
+        x, g = torch.randn(shape), torch.randn(shape)
+        if kind == "last" and x.dim() == 4:
+            x = x.to(memory_format=torch.channels_last)
+        if kind == "nan":
+            x[0].view(-1)[1] = float("nan")
+        finite = x.flatten(1).isfinite().all(1)
+        held = (torch.randn(shape[1]), torch.rand(shape[1]) + 0.5) if kind == "mixed" else None
+        wanted = Wanted(name, 0.3 if held else 1.0, 1e-5, False, 0.4)
+        w = torch.randn(shape[1])
+        _, found = fused._gpu_forward(x, w, None, held, wanted)
+        dx, dw, db = soft.gpu_backward(g, x, w, found, wanted)
+        assert dx.stride() == x.stride()
+        assert (dx[~finite] == 0).all()
+        if not finite.any():
+            continue
+        wide, affine = x[finite].double().requires_grad_(), w.double().requires_grad_()
+        statistics = stand_in(wide)
+        values = [found.centre.double(), found.variance.double()]
+        torch.testing.assert_close(values, list(statistics), rtol=1e-4, atol=1e-6)
+        if held:
+            statistics = [0.3 * s + 0.7 * h.double() for s, h in zip(statistics, held, strict=True)]
+        expected = medbn.functional.normalise(wide, *statistics, affine)
+        slope, d_affine = torch.autograd.grad(expected, [wide, affine], g[finite].double())
+        torch.testing.assert_close(dx[finite].double(), slope, rtol=1e-3, atol=1e-5 * max(1.0, slope.abs().max()))
+        torch.testing.assert_close(dw.double(), d_affine, rtol=1e-3, atol=1e-4)
+        torch.testing.assert_close(db.double(), g[finite].double().transpose(0, 1).flatten(1).sum(1))
+    x, g = torch.randn(2, 7, 3, 4, 4)
+    x[1, :, ::2] = 1e30
+    _, found = fused._gpu_forward(x, None, None, None, wanted)
+    assert soft.gpu_backward(g, x, None, found, wanted)[0].isfinite().all()
+    x = torch.randn(7, 3, 4, 4)
+    halves = [t.bfloat16() for t in (x, g)]
+    (dx, *_), (exact, *_) = (
+        soft.gpu_backward(b, a, None, fused._gpu_forward(a, None, None, None, wanted)[1], wanted)
+        for a, b in (halves, [t.float() for t in halves])
+    )
+    assert dx.dtype == torch.bfloat16
+    torch.testing.assert_close(dx.float(), exact, rtol=2e-2, atol=2e-2)
+
+
 def check_grey(last: bool) -> None:
     """Where most values of a lane are the same, and equal a cut, it keeps more than it has room for."""
     size = 20
@@ -172,6 +216,7 @@ def main() -> None:
     check_grey(last=True)
     for name in fused.KINDS["triton"]:
         check_whole(name)
+        check_soft(name)
     print("all agree")
 
 

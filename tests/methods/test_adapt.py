@@ -681,33 +681,49 @@ def test_the_four_lines_of_the_design_on_a_plain_torch_model():
     assert type(medbn.revert(model).bn) is nn.BatchNorm2d
 
 
-@pytest.mark.parametrize("method", ["tebn", "tent", "eta", "sar"])
-def test_a_prior_mixes_training_statistics_into_every_layer(method, model, batches):
-    tta = medbn.adapt(model, method, "image_median", prior=0.7)
+@pytest.mark.parametrize("estimator", ["mean@0.7", "median@0.7", "image_median@0.7"])
+@pytest.mark.parametrize("method", ["tebn", "tent", "mdia", "sema", "sotta"])
+def test_a_prior_mixes_training_statistics_into_every_layer(method, estimator, model, batches):
+    """Before the method's own mixture, whatever that is."""
+    tta = medbn.adapt(model, method, estimator, **({"terminal": 2} if method == "mdia" else {}))
+    for layer in tta.layers.values():
+        if layer.policy.reference == "ema":
+            layer.ema_mean, layer.ema_var = layer.running_mean + 0.3, layer.running_var * 2
     with torch.no_grad(), medbn.capture(tta.model) as seen:
         tta.model(batches[0])
-        assert len(seen) == len(tta.layers)
-        for o in seen:
-            for mixed, batch, source in (
-                (o.centre, o.batch_centre, o.layer.running_mean),
-                (o.variance, o.batch_variance, o.layer.running_var),
+        looked_at = [o for o in seen if o.batch_centre is not None]  # mDIA's last layers look at nothing
+        assert len(looked_at) > len(tta.layers) // 2
+        for o in looked_at:
+            weight = o.layer.policy.weight
+            for mixed, batch, source, held in zip(
+                (o.centre, o.variance),
+                (o.batch_centre, o.batch_variance),
+                (o.layer.running_mean, o.layer.running_var),
+                layer_held(o.layer),
+                strict=True,
             ):
-                torch.testing.assert_close(mixed, 0.3 * batch + 0.7 * source)
+                torch.testing.assert_close(mixed, weight * (0.3 * batch + 0.7 * source) + (1 - weight) * held)
     assert tta(batches[0]).shape == (12, 10)
 
 
-def test_a_prior_of_one_is_the_source_model(model, batches):
-    tta = medbn.adapt(model, "tebn", "median", prior=1.0)
+def layer_held(layer):
+    moving = layer.policy.reference == "ema"
+    return (layer.ema_mean, layer.ema_var) if moving else (layer.running_mean, layer.running_var)
+
+
+def test_a_moving_average_takes_the_mixture_in(model, batches):
+    tta = medbn.adapt(model, "sema", "median@0.5")
+    with torch.no_grad(), medbn.capture(tta.model) as seen:
+        tta.model(batches[0])
+        expected = {
+            o.name: 0.2 * (0.5 * o.batch_centre + 0.5 * o.layer.running_mean) + 0.8 * o.layer.running_mean for o in seen
+        }
+    tta(batches[0])
+    for name, centre in expected.items():
+        torch.testing.assert_close(tta.layers[name].ema_mean, centre)
+
+
+@pytest.mark.parametrize("estimator", ["median@1", "mean@1"])
+def test_a_prior_of_one_is_the_source_model(estimator, model, batches):
+    tta = medbn.adapt(model, "tebn", estimator)
     torch.testing.assert_close(tta(batches[0]), medbn.adapt(model, "source")(batches[0]))
-
-
-@pytest.mark.parametrize("method", ["source", "sema", "sotta"])
-def test_methods_without_a_place_for_it_refuse_a_prior(method, model):
-    with pytest.raises(ValueError, match="prior"):
-        medbn.adapt(model, method, "median", prior=0.5)
-
-
-@pytest.mark.parametrize("prior", [-0.1, 1.1, "half"])
-def test_a_prior_is_a_weight(prior, model):
-    with pytest.raises(ValueError, match="prior is a weight between 0 and 1"):
-        medbn.adapt(model, "tebn", "median", prior=prior)

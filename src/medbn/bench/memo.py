@@ -78,7 +78,8 @@ class Remembering:
         attack = self.attack
         state = adapter.source_state if attack.knowledge == "semi" else adapter.snapshot()
         total = hashlib.blake2b(digest_size=16)
-        layers = [(name, id(layer.estimator.function), layer.policy) for name, layer in adapter.layers.items()]
+        own = {name: (layer.estimator, layer.policy) for name, layer in adapter.layers.items()}
+        layers = [(name, id(e.function), e.prior, policy) for name, (e, policy) in own.items()]
         normalising = type(adapter).normalising.__qualname__, getattr(adapter, "statistics", None), adapter.logits
         total.update(repr((attack, str(adapter.model), layers, normalising, malicious, images.shape)).encode())
         model = {**adapter.model.state_dict(), **state["learned"]}  # in the model's order, whatever is learned

@@ -251,6 +251,21 @@ def worst_case() -> dict[str, Any]:
 
 
 @recipe
+def frontier() -> dict[str, Any]:
+    """Ours: robust estimators mixed with the training statistics, under the same three attackers."""
+    kinds = tuple(Attack("targeted", gradient=gradient) for gradient in GRADIENTS)
+    priors = ("0.3", "0.5", "0.6", "0.7", "0.8")
+    mixed = tuple(f"image_median@{prior}" for prior in priors)
+    return {
+        "settings": (CIFAR10,),
+        "methods": ("tebn",),
+        "estimators": (*DEFENCES, "mean@0.6", "median@0.6", *mixed),
+        "attacks": kinds,
+        "axis": "gradient",
+    }
+
+
+@recipe
 def demo() -> dict[str, Any]:
     """The embedded default: digits, a small ResNet, plain and straight-through attacks, in a minute on two cores."""
     attack = Attack("indiscriminate", steps=DEMO_STEPS, step_size=2.5 / 255)

@@ -1,10 +1,13 @@
-"""Run a recipe: say what is missing before anything starts, then run its cells and note the run."""
+"""Run recipes: say what is missing before anything starts, then run their cells and note the runs."""
 
 from __future__ import annotations
 
+import time
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
+from .cells import Cell
 from .executors import Executor, InProcess
 from .recipe import Recipe
 from .runner import Event, Place, Report, deterministic, facts, missing, prepare
@@ -25,36 +28,48 @@ def check(recipe: Recipe, place: Place) -> None:
         raise MissingError(f"recipe {recipe.name!r} needs: {'; '.join(lacking)}.{narrow}")
 
 
+class _TimeIsUpError(Exception):
+    pass
+
+
 def run(
-    recipe: Recipe,
+    recipes: Recipe | Sequence[Recipe],
     store: str | Path,
     *,
     place: Place | None = None,
     executor: Executor | None = None,
     report: Report = lambda event: None,
+    seconds: float | None = None,
     command: str = "",
-) -> int:
-    """Run a recipe into a store, and return the number of the run there.
+) -> bool:
+    """Run recipes into a store, and say whether all is done.
 
     Cells that the store has already are not run again, and cells that were stopped go on from their last batch. To
-    continue a run is to call this again. ``command`` is what the report says to type.
+    continue a run is to call this again. After ``seconds`` it stops. ``command`` is what the report says to type.
     """
     place = place or Place()
-    check(recipe, place)
-    cells = list(recipe.cells())
-    if not cells:
-        raise ValueError(f"recipe {recipe.name!r} has nothing to run: no attack without malicious images.")
+    until = None if seconds is None else time.monotonic() + seconds
+    recipes = (recipes,) if isinstance(recipes, Recipe) else tuple(recipes)
+    for recipe in recipes:
+        check(recipe, place)
+        if not list(recipe.cells()):
+            raise ValueError(f"recipe {recipe.name!r} has nothing to run: no attack without malicious images.")
+    wanted: dict[str, tuple[Cell, int]] = {}
+    numbers = []
     with deterministic(place), Store(store) as opened:
-        found = []
-        for cell in cells:
-            ready = prepare(cell, place, recipe.batches)
-            found.append((cell, ready.key, ready.batches))
-            del ready  # it holds a dataset and a model
-        number = opened.begin(asdict(recipe), command, facts(place), [key for _, key, _ in found])
+        for recipe in recipes:
+            keys = []
+            for cell in recipe.cells():
+                ready = prepare(cell, place, recipe.batches)
+                keys.append(ready.key)
+                if wanted.get(ready.key, (cell, 0))[1] < ready.batches:
+                    wanted[ready.key] = cell, ready.batches
+                del ready  # it holds a dataset and a model
+            numbers.append(opened.begin(asdict(recipe), command, facts(place), keys))
         unfinished = []
-        for cell, key, batches in found:
+        for key, (cell, batches) in wanted.items():
             if opened.progress(key)[0] < batches:
-                unfinished.append(cell)
+                unfinished.append((cell, batches))
             else:
                 report(Event("done", key, cell, batches, batches))
     busy = 0
@@ -63,9 +78,15 @@ def run(
         nonlocal busy
         busy += event.kind == "busy"
         report(event)
+        if until is not None and event.kind == "batch" and time.monotonic() > until:
+            raise _TimeIsUpError
 
-    (executor or InProcess(place)).run(unfinished, Path(store), recipe.batches, watch)
+    try:
+        (executor or InProcess(place)).run(unfinished, Path(store), watch)
+    except _TimeIsUpError:
+        return False
     if not busy:
         with Store(store) as opened:
-            opened.end(number)
-    return number
+            for number in numbers:
+                opened.end(number)
+    return not busy

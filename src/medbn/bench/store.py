@@ -233,6 +233,15 @@ class Store:
         done = self.connection.execute("SELECT count(*) FROM batches WHERE key = ?", (key,)).fetchone()[0]
         return int(done), row[0] if row else None
 
+    def seal(self, path: str | Path) -> None:
+        """Copy everything but what streams need to be continued, which is most of a store, into a new file."""
+        if Path(path).exists():
+            raise StoreError(f"{path} exists already.")
+        self.connection.execute("VACUUM INTO ?", (str(path),))
+        with Store(path) as copy:
+            copy.connection.execute("UPDATE cells SET state = NULL, host = NULL, pid = NULL, born = NULL, until = NULL")
+            copy.connection.execute("VACUUM")
+
     # --- runs ---------------------------------------------------------------------------------------------------------
 
     def begin(self, recipe: dict[str, Any], command: str, facts: dict[str, Any], keys: list[str]) -> int:

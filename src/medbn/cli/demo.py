@@ -22,7 +22,7 @@ def add(commands: Any) -> None:
     parser.add_argument("--store", default="medbn-demo.db", metavar="FILE", help="default: medbn-demo.db")
     parser.add_argument("--device", default="cpu", help="default: cpu")
     parser.add_argument("--quiet", action="store_true", help="only the path of the report")
-    parser.set_defaults(run=run, root=None, threads=None, jobs=1)
+    parser.set_defaults(run=run, root=None, threads=None, jobs=1, minutes=None)
 
 
 def run(options: argparse.Namespace) -> None:
@@ -42,7 +42,7 @@ def run(options: argparse.Namespace) -> None:
             f" {attack.step_size * 255:.2g}/255,\nso that the other 160 are misread. Corruptions:"
             f" {', '.join(name.replace('_', ' ') for name in recipe.corruptions)}; one batch each.\n"
         )
-    execute(recipe, options, shlex.join(["medbn", *sys.argv[1:]]))
+    execute([recipe], options, shlex.join(["medbn", *sys.argv[1:]]))
     path = write(options.store, names=[recipe.name])
     assert path is not None
     print(f"report: {_clickable(path)}")

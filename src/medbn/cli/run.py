@@ -6,7 +6,7 @@ import argparse
 import shlex
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,11 +21,11 @@ def add(commands: Any) -> None:
     """Describe the command."""
     parser = commands.add_parser(
         "run",
-        help="run an experiment; running it again continues it",
-        description="Run a recipe of `medbn recipes`, or a TOML file. Every finished batch is kept at once: stop it"
+        help="run experiments; running them again continues them",
+        description="Run recipes of `medbn recipes`, or TOML files. Every finished batch is kept at once: stop it"
         " whenever you like, and run the same command to continue.",
     )
-    parser.add_argument("recipe", metavar="RECIPE", help="a name of `medbn recipes`, or a .toml file")
+    parser.add_argument("recipes", nargs="+", metavar="RECIPE", help="a name of `medbn recipes`, or a .toml file")
     parser.add_argument("--store", default="medbn.db", metavar="FILE", help="where results go (default: medbn.db)")
     parser.add_argument("--smoke", action="store_true", help="the same on digits and the shipped model, in seconds")
     narrow = parser.add_argument_group("only a part of it")
@@ -45,17 +45,24 @@ def add(commands: Any) -> None:
     place.add_argument("--device", help="default: cuda where there is one, else cpu")
     place.add_argument("--jobs", type=terminal.positive, default=1, metavar="N", help="processes (default: 1)")
     place.add_argument("--threads", type=terminal.positive, metavar="N", help="torch's threads in each process")
+    parser.add_argument("--minutes", type=terminal.positive, metavar="M", help="stop after this long, to be continued")
     parser.add_argument("--quiet", action="store_true", help="say nothing until the end")
     parser.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace) -> None:
     """Run and say what came out."""
+    execute([_narrowed(name, options) for name in options.recipes], options, shlex.join(["medbn", *sys.argv[1:]]))
+    if not options.quiet:
+        print(f"look at it: medbn report {shlex.quote(str(options.store))}")
+
+
+def _narrowed(name: str, options: argparse.Namespace) -> Recipe:
     from dataclasses import replace
 
     from .. import bench
 
-    recipe = bench.recipes.get(options.recipe).narrowed(data=options.data)
+    recipe = bench.recipes.get(name).narrowed(data=options.data)
     recipe = recipe.smoke() if options.smoke else recipe
     recipe = recipe.narrowed(
         methods=options.methods,
@@ -66,24 +73,25 @@ def run(options: argparse.Namespace) -> None:
         seeds=tuple(options.seed) if options.seed else None,
         weights=options.weights,
     )
-    if options.clean:
-        filled = (s if s.clean else replace(s, clean=options.clean) for s in recipe.settings)
-        recipe = replace(recipe, settings=tuple(filled))
-    execute(recipe, options, shlex.join(["medbn", *sys.argv[1:]]))
-    if not options.quiet:
-        print(f"look at it: medbn report {shlex.quote(str(options.store))}")
+    if not options.clean:
+        return recipe
+    return replace(recipe, settings=tuple(s if s.clean else replace(s, clean=options.clean) for s in recipe.settings))
 
 
-def execute(recipe: Recipe, options: argparse.Namespace, command: str) -> None:
-    """Run a recipe under a progress bar, and print its headline."""
+def execute(recipes: Sequence[Recipe], options: argparse.Namespace, command: str) -> None:
+    """Run recipes under a progress bar, and print their headlines."""
     from .. import bench
 
     place = bench.Place(options.root, terminal.device(options.device), options.threads)
     executor = bench.Processes(place, options.jobs) if options.jobs > 1 else bench.InProcess(place)
     began = time.monotonic()
-    with _watching(recipe, options.quiet) as report:
+    seconds = 60.0 * options.minutes if options.minutes else None
+    names = ", ".join(dict.fromkeys(recipe.name for recipe in recipes))
+    with _watching(names, recipes, options.quiet) as report:
         try:
-            bench.run(recipe, options.store, place=place, executor=executor, report=report, command=command)
+            done = bench.run(
+                recipes, options.store, place=place, executor=executor, report=report, seconds=seconds, command=command
+            )
         except KeyboardInterrupt:
             print(f"\nstopped; what is finished is kept. To continue: {command}", file=sys.stderr)
             raise SystemExit(130) from None
@@ -92,20 +100,23 @@ def execute(recipe: Recipe, options: argparse.Namespace, command: str) -> None:
     from ..report import headline
 
     with bench.Store(options.store, create=False) as store:
-        for title, columns, rows in headline(store, recipe.name):
-            print(f"\n{title}")
-            print(terminal.table(columns, rows, right=range(2, len(columns))))
-    print(f"\n{recipe.name}: {time.monotonic() - began:.0f} s on {place.device}; results in {Path(options.store)}")
+        for name in dict.fromkeys(recipe.name for recipe in recipes):
+            for title, columns, rows in headline(store, name):
+                print(f"\n{title}")
+                print(terminal.table(columns, rows, right=range(2, len(columns))))
+    print(f"\n{names}: {time.monotonic() - began:.0f} s on {place.device}; results in {Path(options.store)}")
+    if not done:
+        print(f"not all of it is done. To continue: {command}")
 
 
 @contextmanager
-def _watching(recipe: Recipe, quiet: bool) -> Iterator[Callable[[Event], None]]:
-    cells = len(list(recipe.cells()))
+def _watching(names: str, recipes: Sequence[Recipe], quiet: bool) -> Iterator[Callable[[Event], None]]:
+    cells = len({str(cell.describe()) for recipe in recipes for cell in recipe.cells()})
     done: dict[str, float] = {}
     finished: set[str] = set()
     busy: set[str] = set()
     live = _Live()
-    with terminal.bar(recipe.name, quiet=quiet, table=live.table) as bar:
+    with terminal.bar(names, quiet=quiet, table=live.table) as bar:
 
         def report(event: Event) -> None:
             live.add(event)

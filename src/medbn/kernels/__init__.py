@@ -2,6 +2,7 @@
 
 ``reference`` computes everything, everywhere. ``fused`` computes what layers do most, fast; ``ops`` makes
 differentiable functions of that, and operators for torch.compile; ``selected`` says which path it would be.
+``soft`` has the gradients of soft medians.
 """
 
 from .found import Wanted
@@ -18,6 +19,7 @@ from .reference import (
     traced,
     working_dtype,
 )
+from .soft import median as soft_median
 
 __all__ = [
     "Fused",
@@ -30,6 +32,7 @@ __all__ = [
     "norm",
     "normalise",
     "selected",
+    "soft_median",
     "square_deviation",
     "statistics",
     "substitute",

@@ -6,6 +6,8 @@ With y = w · (x − c) · r + b and r = 1/√(v + eps), the gradient of the inp
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -13,6 +15,7 @@ from . import native
 from .found import Found, Wanted, shapes
 
 MAD_TO_SIGMA = 1.4826
+Backward = Callable[[Tensor, Tensor, "Tensor | None", Found, Wanted], tuple[Tensor, Tensor, Tensor]]
 _LARGEST = torch.finfo(torch.float32).max
 
 
@@ -35,12 +38,12 @@ def _image_forward(
     statistics = _over_images(x)
     if statistics is None:
         return None
-    centre, variance, *kept = statistics
+    centre, variance, deviation, chosen, means, slopes, withins = statistics
     used, used_variance = _mixed(centre, variance, held, wanted.share)
     r = torch.rsqrt(used_variance + wanted.eps)
     scale = r if weight is None else r * weight.float()
     y = native.normalise(x, used, scale, torch.zeros_like(r) if bias is None else bias.float())
-    return y, Found(centre, variance, used, r, *kept)
+    return y, Found(centre, variance, used, r, deviation, chosen, means, slopes, withins=withins)
 
 
 def statistics(x: Tensor, kind: str) -> tuple[Tensor, Tensor]:
@@ -67,7 +70,7 @@ def backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The gradients of input, weight and bias."""
     if found.finite is not None:
-        return _isolated_backward(g, x, weight, found, wanted)
+        return among_finite(backward, g, x, weight, found, wanted)
     if wanted.mean or found.means is None:
         known = (found.used, found.centre, found.scale, weight, found.deviation)
         return native.channel_backward(g, x, *known, None if wanted.mean else found.chosen, wanted.share)
@@ -98,7 +101,7 @@ def _over_images(x: Tensor) -> tuple[Tensor, ...] | None:
     slopes = MAD_TO_SIGMA**2 * mad * torch.sign(away.gather(0, chosen[4:]))
     variance = inner + (MAD_TO_SIGMA * mad).square()
     size = x.numel() // means.numel()
-    return centre, variance, size * away.double().sum(dim=0), chosen, means, slopes
+    return centre, variance, size * away.double().sum(dim=0), chosen, means, slopes, withins
 
 
 def _to_images(d_centre: Tensor, d_variance: Tensor, found: Found, size: int) -> tuple[Tensor, Tensor]:
@@ -159,23 +162,24 @@ def _isolated_forward(
         y[finite], found = forward(others, weight, bias, held, wanted)
     else:
         found = _nothing(x, wanted)
-    if found.means is not None:
-        means = torch.zeros(x.shape[:2])
-        means[finite] = found.means
-        found = found._replace(means=means)
+    if found.means is not None and found.withins is not None:
+        means, withins = torch.zeros(2, *x.shape[:2])
+        means[finite], withins[finite] = found.means, found.withins
+        found = found._replace(means=means, withins=withins)
     return y, found._replace(finite=finite.int(), counted=finite.sum(dtype=torch.int32).view(1))
 
 
-def _isolated_backward(
-    g: Tensor, x: Tensor, weight: Tensor | None, found: Found, wanted: Wanted
+def among_finite(
+    backward: Backward, g: Tensor, x: Tensor, weight: Tensor | None, found: Found, wanted: Wanted
 ) -> tuple[Tensor, Tensor, Tensor]:
+    """The gradients that ``backward`` finds where there are finite images only."""
     assert found.finite is not None
     finite = found.finite.bool()
     others, dx = x[finite].contiguous(), torch.zeros_like(x)
     if not len(others):
         return dx, torch.zeros(x.shape[1]), torch.zeros(x.shape[1])
-    means = None if found.means is None else found.means[finite]
-    found = found._replace(means=means, finite=None, counted=None)
+    means, withins = (None if t is None else t[finite] for t in (found.means, found.withins))
+    found = found._replace(means=means, withins=withins, finite=None, counted=None)
     dx[finite], d_weight, d_bias = backward(g[finite], others, weight, found, wanted)
     return dx, d_weight, d_bias
 
@@ -186,4 +190,5 @@ def _nothing(x: Tensor, wanted: Wanted) -> Found:
     no, zeros = torch.full((4, channels), torch.nan), torch.zeros(channels, dtype=torch.float64)
     chosen, means, slopes = shapes(wanted.kind, 0, channels)
     images = (torch.zeros(means) if wanted.kind == "image_median" else None, torch.zeros(slopes))
-    return Found(no[0], no[1], no[2], no[3], zeros, torch.zeros(chosen, dtype=torch.int64), *images)
+    found = Found(no[0], no[1], no[2], no[3], zeros, torch.zeros(chosen, dtype=torch.int64), *images)
+    return found._replace(withins=found.means)

@@ -17,6 +17,8 @@ class Wanted(NamedTuple):
     eps: float
     mean: bool
     """Whether gradients are those of the mean's statistics."""
+    softness: float | None = None
+    """How soft medians are backward, in standard deviations; None for their own gradient. See ``soft``."""
 
 
 class Found(NamedTuple):
@@ -42,6 +44,8 @@ class Found(NamedTuple):
     """``(B,)`` of 0 and 1: the images that take part; None for all of them."""
     counted: Tensor | None = None
     """``(1,)``: how many these are."""
+    withins: Tensor | None = None
+    """``(B, C)``, each image's own variance, for medians over images."""
 
 
 def shapes(kind: str, images: int, channels: int) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:

@@ -159,9 +159,9 @@ def _gpu_forward(
     module: Any = _gpu()
     given = (weight, bias, held, wanted.share, wanted.eps)
     dense = module.dense(x)
-    means = slopes = None
+    means = slopes = withins = None
     if wanted.kind == "image_median":
-        y, found, used, scale, (means, chosen, slopes) = module.image_forward(dense, *given)
+        y, found, used, scale, (means, chosen, slopes, withins) = module.image_forward(dense, *given)
     elif wanted.kind == "median":
         y, found, used, scale = module.forward(dense, *given)
         chosen = found.place
@@ -169,7 +169,7 @@ def _gpu_forward(
         y, found, used, scale, (slopes, chosen) = module.mad_forward(dense, *given, FACTORS[wanted.kind])
     if dense is not x:
         y = torch.empty_like(x).copy_(y)
-    kept = (used, scale, found.deviation, chosen, means, slopes, found.finite, found.counted)
+    kept = (used, scale, found.deviation, chosen, means, slopes, found.finite, found.counted, withins)
     return y, Found(found.centre, found.variance, *kept)
 
 
@@ -187,5 +187,6 @@ def _gpu_backward(
         kept = module.Deviations(found.slopes, found.chosen)
         dx, d_weight, d_bias = module.mad_backward(*given, kept, FACTORS[wanted.kind])
     else:
-        dx, d_weight, d_bias = module.image_backward(*given, module.Images(found.means, found.chosen, found.slopes))
+        kept = module.Images(found.means, found.chosen, found.slopes, found.withins)
+        dx, d_weight, d_bias = module.image_backward(*given, kept)
     return dx if dense is x else torch.empty_like(x).copy_(dx), d_weight, d_bias

@@ -394,11 +394,15 @@ def mad_backward(
 
 
 class Images(NamedTuple):
-    """What ``image_forward`` keeps beside its statistics: each image's mean, the images at the middle, their slopes."""
+    """What ``image_forward`` keeps beside its statistics: each image's mean, the images at the middle, their slopes.
+
+    And each image's variance, which smooth gradients alone want.
+    """
 
     means: Tensor
     chosen: Tensor
     slopes: Tensor
+    withins: Tensor | None = None
 
 
 def image_forward(
@@ -440,7 +444,7 @@ def image_forward(
         **cut.tile(),
     )  # fmt: skip
     found = Statistics(centre, variance, deviation, chosen[0], finite, counted)
-    return y, found, used, scale, Images(means, chosen, slopes)
+    return y, found, used, scale, Images(means, chosen, slopes, withins)
 
 
 def image_backward(
@@ -462,12 +466,12 @@ def image_backward(
     given = used if weight is None else weight
     cut = plan(shape, TILE, WARPS, WAVES, single=shape.last)
     _image_scale[cut.grid](
-        g, x, dx, given, *kept, scale, found.finite, found.counted, *sums, d_weight, d_bias, *cut.sizes,
+        g, x, dx, given, *kept[:3], scale, found.finite, found.counted, *sums, d_weight, d_bias, *cut.sizes,
         sums.shape[1], share, WEIGHT=weight is not None, PARTS=triton.next_power_of_2(sums.shape[1]), **cut.tile(),
     )  # fmt: skip
     if not shape.last:
         _image_touch[(shape.channels, 6)](
-            g, x, dx, given, *kept, scale, d_weight, d_bias, found.counted, *shape[:3], share,
+            g, x, dx, given, *kept[:3], scale, d_weight, d_bias, found.counted, *shape[:3], share,
             WEIGHT=weight is not None, BS=min(triton.next_power_of_2(shape.size), 1024), VEC=shape.vector, num_warps=2,
         )  # fmt: skip
     return dx, d_weight, d_bias

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from . import fused, native
+from . import fused, native, soft
 from .found import Found, Wanted, shapes
 
 
@@ -42,10 +42,10 @@ def norm(
 
     ``again`` computes the same by the reference path, for second derivatives. Held statistics have no gradients here.
     """
-    if fused.selected(x, wanted.kind) == "reference":
+    if fused.selected(x, wanted.kind) == "reference" or (wanted.softness is not None and torch.compiler.is_compiling()):
         return None
     if torch.compiler.is_compiling():
-        y, table, *_, finite, counted = torch.ops.medbn.norm(x, weight, bias, *(held or (None, None)), *wanted)
+        y, table, *_, finite, counted = torch.ops.medbn.norm(x, weight, bias, *(held or (None, None)), *wanted[:4])
         return Fused(y, table[0], table[1], finite.bool(), counted[0])
     with torch.no_grad():
         w, b = (None if t is None else t.detach() for t in (weight, bias))
@@ -91,7 +91,8 @@ class _Attached(Function):
             found = [next(slopes) if wants else None for wants in wanted[:3]]
         else:
             w = None if weight is None else weight.detach()
-            d_x, d_weight, d_bias = fused.backward(g, x.detach(), w, ctx.found, ctx.wanted)
+            backward = fused.backward if ctx.wanted.softness is None else soft.backward
+            d_x, d_weight, d_bias = backward(g, x.detach(), w, ctx.found, ctx.wanted)
             parameters = zip((d_weight, d_bias), (weight, bias), wanted[1:3], strict=True)
             found = [d_x, *(d.to(t.dtype) if wants else None for d, t, wants in parameters)]
         return *found, None, None, None, None
@@ -130,7 +131,7 @@ def _norm(
     if dense is not x:
         y = torch.empty_like(x).copy_(y)
     table = torch.stack((found.centre, found.variance, found.used, found.scale))
-    means, slopes, finite, counted = found[6:]
+    means, slopes, finite, counted = found[6:10]
     if means is None:
         means = torch.empty(0, device=x.device)
     elif x.is_cuda:

@@ -70,8 +70,6 @@ def options(method: str, preset: str = "cifar10") -> dict[str, Any]:
             for name, parameter in inspect.signature(base.__init__).parameters.items():
                 if parameter.kind is inspect.Parameter.KEYWORD_ONLY:
                     found.setdefault(name, parameter.default)
-    if not kind.takes_prior:
-        del found["prior"]
     return {**found, **kind.presets.get(preset, {})}
 
 

@@ -40,9 +40,6 @@ class Adapter(Stateful):
             the first entry of a tuple, the keys or attributes ``out`` and ``logits``.
         predict: ``"before"`` returns the predictions made on the way to the update (one forward pass; what TENT, EATA
             and SAR return), ``"after"`` those of the updated model (the MedBN paper's metric; one more forward pass).
-        prior: the weight of the training statistics, mixed with the batch's in every layer. 0, in all of these methods'
-            papers, is the batch alone. Whatever malicious images do to a batch's statistics, they do to the rest of the
-            mixture only. Methods that keep a moving average have a ``momentum`` instead.
         seed: of the method's own random choices.
 
     An adapter changes as it serves, so it serves one thread at a time.
@@ -51,8 +48,6 @@ class Adapter(Stateful):
     presets: ClassVar[dict[str, dict[str, Any]]] = {}
     """Options that differ from the defaults, which are those of CIFAR-10, by preset."""
     policy: Policy = policies.batch()
-    takes_prior: ClassVar[bool] = True
-    """Whether ``prior`` is one of the options."""
 
     def __init__(
         self,
@@ -60,12 +55,9 @@ class Adapter(Stateful):
         *,
         logits: Logits = None,
         predict: str = "before",
-        prior: float = 0.0,
         seed: int = 0,
     ) -> None:
         super().__init__(model, seed)
-        if prior:
-            self.policy = policies.interpolate(prior)
         if predict not in ("before", "after"):
             raise unknown("predict", predict, ("before", "after"))
         self.logits = logits
@@ -205,7 +197,7 @@ class Learner(Adapter):
     """An adapter that learns affine parameters.
 
     Args:
-        model, logits, predict, prior, seed: as for Adapter.
+        model, logits, predict, seed: as for Adapter.
         optimizer: ``"adam"`` (the MedBN paper's, for all methods), ``"sgd"``, or a function of parameters and ``lr``.
         lr: 1e-3 in the MedBN paper.
         weight_decay: none in the MedBN paper.
@@ -227,10 +219,9 @@ class Learner(Adapter):
         frozen: str | Iterable[str] | None = None,
         logits: Logits = None,
         predict: str = "before",
-        prior: float = 0.0,
         seed: int = 0,
     ) -> None:
-        super().__init__(model, logits=logits, predict=predict, prior=prior, seed=seed)
+        super().__init__(model, logits=logits, predict=predict, seed=seed)
         if steps < 1:
             raise ValueError(f"steps is the number of updates per batch, at least 1; got {steps}.")
         if not callable(optimizer) and optimizer not in OPTIMIZERS:

@@ -19,8 +19,6 @@ class SEMA(Adapter):
         options: those of Adapter.
     """
 
-    takes_prior = False
-
     def __init__(self, model: nn.Module, *, momentum: float = 0.2, **options: Any) -> None:
         super().__init__(model, **options)
         self.policy = policies.ema(momentum)

@@ -37,7 +37,6 @@ class SoTTA(Learner):
     One SAM step per call, on the whole memory. Confidences come from one pass with the average before the batch.
     """
 
-    takes_prior = False
     keeps_last_stage: ClassVar[bool] = True
     presets: ClassVar[dict[str, dict[str, Any]]] = {"cifar100": {"confidence": 0.66}, "imagenet": {"confidence": 0.33}}
 

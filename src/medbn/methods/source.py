@@ -14,7 +14,6 @@ class Source(Adapter):
     """Wraps any model, also one without BatchNorm, and never changes."""
 
     policy = policies.source()
-    takes_prior = False
 
     def policy_of(self, layer: str) -> Policy:
         """A layer without training statistics does what torch's does: it uses the batch's."""

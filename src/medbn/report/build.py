@@ -47,7 +47,7 @@ def build(store: Store, names: Sequence[str] | None = None) -> Document:
     if not found:
         raise ValueError(f"there are no results in {store.path} yet: medbn run RECIPE --store {store.path}.")
     used = {cell.cell.estimator for results in found for cell in results.cells}
-    series = {defence(e): DEFENCES.get(e, ("", "registered by its user"))[1] for e in _ordered(used)}
+    series = {defence(e): _explained(e) for e in _ordered(used)}
     several = len(found) > 1
     sections = [section for results in found for section in _sections(results, store, several)]
     what = found[0].recipe["name"] if not several else f"{len(found)} experiments"
@@ -56,11 +56,25 @@ def build(store: Store, names: Sequence[str] | None = None) -> Document:
 
 def defence(estimator: str) -> str:
     """What an estimator is called in a report."""
-    return DEFENCES.get(estimator, (estimator, ""))[0]
+    name, _, prior = estimator.partition("@")
+    name = DEFENCES.get(name, (name, ""))[0]
+    return f"{name}, prior {prior}" if prior else name
+
+
+def _explained(estimator: str) -> str:
+    name, _, prior = estimator.partition("@")
+    said = DEFENCES.get(name, ("", "registered by its user"))[1]
+    return f"{said}; the training statistics have the weight {prior}" if prior else said
 
 
 def _ordered(estimators: set[str]) -> list[str]:
-    return [e for e in DEFENCES if e in estimators] + sorted(estimators - set(DEFENCES))
+    known = list(DEFENCES)
+
+    def rank(estimator: str) -> tuple[int, str]:
+        name = estimator.partition("@")[0]
+        return known.index(name) if name in known else len(known), estimator
+
+    return sorted(estimators, key=rank)
 
 
 def method_name(method: str) -> str:

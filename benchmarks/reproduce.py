@@ -1,0 +1,115 @@
+"""Everything that docs/results.md reports: the paper's experiments on CIFAR-10-C, and ours, in pieces of minutes.
+
+    python benchmarks/reproduce.py [PIECE ...] [--store cifar10-c.db] [--minutes 9] [--jobs 4]
+
+Without a piece, all of them, in this order. Whatever is finished is kept at once: run the same command again until it
+says that all is done. It needs the corrupted images (``medbn data make cifar10-c``), the training images for EATA, and
+``resnet26-cifar10.safetensors`` in the data folder's ``models``. Every stream is shuffled with seed 1, each corruption
+in an order of its own, so that few batches of each are of many different images. ``--seal FILE`` copies the results
+without what is needed to continue. With CUDA's MPS running, several jobs share a GPU.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from medbn import bench
+from medbn.bench import Event, Recipe
+
+DEFENCES = ("mean", "median", "image_median")
+ALL = ("source", "tebn", "tent", "eta", "eata", "sar", "sotta", "sema", "mdia")
+FAMILIES = ("gaussian_noise", "defocus_blur", "fog", "contrast", "jpeg_compression")
+"""A corruption of each kind, where there is no time for all."""
+PRIORS = ("image_median@0.3", "image_median@0.5", "image_median@0.6", "image_median@0.7", "image_median@0.8")
+
+
+def narrowed(name: str, **given: Any) -> Recipe:
+    """A recipe on CIFAR-10-C, shuffled."""
+    return bench.recipes.get(name).narrowed(data=["cifar10-c"], seeds=(1,), **given)
+
+
+PIECES: dict[str, list[Recipe]] = {
+    "no-attack": [narrowed("no-attack", methods=ALL, estimators=DEFENCES, batches=10)],
+    "instant": [
+        narrowed("targeted-instant", batches=1),
+        narrowed("indiscriminate-instant", batches=1),
+    ],
+    "worst-case": [narrowed("worst-case", batches=1)],
+    "priors": [
+        narrowed("no-attack", methods=("tebn",), estimators=(*DEFENCES, "mean@0.6", "median@0.6", *PRIORS), batches=50),
+        narrowed("frontier", batches=2),
+    ],
+    "ablations": [
+        narrowed("malicious-targeted", batches=1),
+        narrowed("malicious-indiscriminate", batches=1, corruptions=FAMILIES),
+        narrowed("batch-size-targeted", batches=1),
+        narrowed("batch-size-indiscriminate", batches=1, corruptions=FAMILIES),
+        narrowed("epsilon", batches=1),
+    ],
+    "cumulative": [narrowed("cumulative", batches=3, corruptions=FAMILIES[::2])],
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("pieces", nargs="*", metavar="PIECE", help=", ".join(PIECES))
+    parser.add_argument("--store", type=Path, default=Path("cifar10-c.db"))
+    parser.add_argument("--minutes", type=float, help="stop after this long")
+    parser.add_argument("--jobs", type=int, default=1, help="processes (default: 1)")
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--batches", type=int, help="of each stream, instead of what is reported")
+    parser.add_argument("--estimators", nargs="+", help="instead of all")
+    parser.add_argument("--gradients", nargs="+", help="instead of all")
+    parser.add_argument("--smoke", action="store_true", help="on digits and a small model, in seconds")
+    parser.add_argument("--seal", type=Path, metavar="FILE", help="copy the results there at the end")
+    options = parser.parse_args()
+    wrong = [name for name in options.pieces if name not in PIECES]
+    if wrong:
+        parser.error(f"pieces are {', '.join(PIECES)}, not {wrong[0]}.")
+    recipes = [_chosen(recipe, options) for name in options.pieces or PIECES for recipe in PIECES[name]]
+    place = bench.Place(device=options.device)
+    executor = bench.Processes(place, options.jobs) if options.jobs > 1 else None
+    began, batches = time.monotonic(), 0
+
+    def report(event: Event) -> None:
+        nonlocal batches
+        if event.kind == "batch":
+            batches += 1
+            if batches % 50 == 0:
+                print(f"{time.monotonic() - began:5.0f} s  {batches} batches  {event.cell.label}", flush=True)
+
+    done = bench.run(
+        recipes,
+        options.store,
+        place=place,
+        executor=executor,
+        report=report,
+        seconds=60 * options.minutes if options.minutes else None,
+        command=shlex.join(["python", "benchmarks/reproduce.py", *sys.argv[1:]]),
+    )
+    print(f"{batches} batches in {time.monotonic() - began:.0f} s; {'all is done' if done else 'to be continued'}.")
+    if options.seal:
+        options.seal.unlink(missing_ok=True)
+        with bench.Store(options.store, create=False) as store:
+            store.seal(options.seal)
+
+
+def _chosen(recipe: Recipe, options: argparse.Namespace) -> Recipe:
+    recipe = recipe.smoke() if options.smoke else recipe
+    recipe = recipe.narrowed(batches=options.batches, estimators=options.estimators)
+    if options.gradients and recipe.attacks:
+        kept = tuple(attack for attack in recipe.attacks if attack.gradient in options.gradients)
+        recipe = replace(recipe, attacks=kept or recipe.attacks)
+    return recipe
+
+
+if __name__ == "__main__":
+    main()
