@@ -267,7 +267,7 @@ def test_knowledge_is_part_of_what_is_shared(tiny):
     attack = bench.Attack("targeted").make(0)
 
     def key(adapter, attack) -> str:
-        return Remembering(attack, Memo()).key(adapter, images, labels, slice(15, 20))
+        return Remembering(attack, Memo(), "model").key(adapter, images, labels, slice(15, 20))
 
     assert key(tent, attack) == key(tebn, attack)
     semi = replace(attack, knowledge="semi")

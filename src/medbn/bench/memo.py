@@ -41,8 +41,10 @@ class Memo:
 class Remembering:
     """An attack that looks into a memo first, and measures the time that crafting took (or would have taken)."""
 
-    def __init__(self, attack: DIA, memo: Memo) -> None:
+    def __init__(self, attack: DIA, memo: Memo, weights: str) -> None:
         self.attack, self.memo = attack, memo
+        self.weights = weights
+        """The fingerprint of the model: of all that no method learns."""
         self.seconds = 0.0
         self.shared = False
         self.first = True
@@ -82,8 +84,15 @@ class Remembering:
         layers = [(name, id(e.function), e.prior, policy) for name, (e, policy) in own.items()]
         normalising = type(adapter).normalising.__qualname__, getattr(adapter, "statistics", None), adapter.logits
         total.update(repr((attack, str(adapter.model), layers, normalising, malicious, images.shape)).encode())
-        model = {**adapter.model.state_dict(), **state["learned"]}  # in the model's order, whatever is learned
-        values = [*model.values(), *(value for pair in state["averages"].values() for value in pair)]
+        total.update(self.weights.encode())
+        affine = {
+            f"{name}.{kind}": value
+            for name, layer in adapter.layers.items()
+            for kind, value in (("weight", layer.weight), ("bias", layer.bias))
+            if value is not None
+        }
+        known = {**affine, **state["learned"]}  # in the layers' order, whatever is learned
+        values = [*known.values(), *(value for pair in state["averages"].values() for value in pair)]
         for value in (*values, images, labels):
             total.update(value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
         return total.hexdigest()

@@ -154,6 +154,8 @@ class Prepared:
     key: str
     dataset: Dataset
     model: nn.Module
+    weights: str
+    """The model's fingerprint."""
     clean: Dataset | None
     batches: int
 
@@ -169,7 +171,7 @@ def prepare(cell: Cell, place: Place, batches: int | None) -> Prepared:
     if whole == 0:
         raise ValueError(f"{stream.name} has {len(stream)} images, fewer than one batch of {setting.batch_size}.")
     key = cell.key(stream.fingerprint, fingerprint, clean.fingerprint if clean else "", _code(cell))
-    return Prepared(cell, key, stream, model, clean, min(batches or whole, whole))
+    return Prepared(cell, key, stream, model, fingerprint, clean, min(batches or whole, whole))
 
 
 # --- one cell ---------------------------------------------------------------------------------------------------------
@@ -240,7 +242,7 @@ class _Stream:
         )
         self.scenario = None
         if cell.attack is not None:
-            self.attack = Remembering(cell.attack.make(cell.seed), _memo)
+            self.attack = Remembering(cell.attack.make(cell.seed), _memo, ready.weights)
             kind = {"instant": Instant, "cumulative": Cumulative}[cell.scenario]
             last = slice(cell.setting.batch_size - cell.setting.malicious, cell.setting.batch_size)
             self.scenario = kind(self.adapter, self.attack, last)  # type: ignore[arg-type]
