@@ -727,3 +727,33 @@ def test_a_moving_average_takes_the_mixture_in(model, batches):
 def test_a_prior_of_one_is_the_source_model(estimator, model, batches):
     tta = medbn.adapt(model, "tebn", estimator)
     torch.testing.assert_close(tta(batches[0]), medbn.adapt(model, "source")(batches[0]))
+
+
+def test_a_counted_average_weighs_batches_alike(model, batches):
+    tta = medbn.adapt(model, "sema", "median", momentum=0.26, counted=True)
+    layer = next(iter(tta.layers.values()))
+    source, seen = layer.running_mean.clone(), []
+    for batch, weight in zip((*batches, *batches)[:4], (1 / 2, 1 / 3, 0.26, 0.26), strict=True):
+        assert layer.policy.weight == pytest.approx(weight)
+        with torch.no_grad(), medbn.capture(tta.model) as found:
+            tta.model(batch)
+            seen.append(found[0].batch_centre.clone())
+        tta(batch)
+        if len(seen) < 3:
+            torch.testing.assert_close(layer.ema_mean, (source + sum(seen)) / (len(seen) + 1))
+    tta.reset()
+    assert layer.policy.weight == 0.5
+    torch.testing.assert_close(layer.ema_mean, source)
+
+
+def test_a_counted_average_continues_from_a_snapshot(model, batches):
+    tta, other = (medbn.adapt(model, "sema", "median", momentum=0.05, counted=True) for _ in range(2))
+    tta(batches[0])
+    before = tta.snapshot()
+    expected = tta(batches[1])
+    tta.restore(before)
+    assert torch.equal(tta(batches[1]), expected)
+    other.restore(before)
+    assert torch.equal(other(batches[1]), expected)
+    other.load_state_dict(tta.state_dict())
+    assert torch.equal(other(batches[0]), tta(batches[0]))

@@ -59,7 +59,7 @@ def options(method: str, preset: str = "cifar10") -> dict[str, Any]:
     """A method's options and their values under a preset.
 
     >>> options("sema")
-    {'momentum': 0.2, 'logits': None, 'predict': 'before', 'seed': 0}
+    {'momentum': 0.2, 'counted': False, 'logits': None, 'predict': 'before', 'seed': 0}
     """
     if preset not in PRESETS:
         raise unknown("preset", preset, PRESETS)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from torch import nn
 
 from .. import policies
+from ..policies import Policy
 from .base import Adapter
 
 
@@ -16,9 +19,42 @@ class SEMA(Adapter):
     Args:
         model: the model to adapt.
         momentum: the weight of the new batch; 0.2 in the MedBN paper, which writes α = 0.8 for the rest.
+        counted: weigh the training statistics and all batches so far alike, as long as that gives the new batch more
+            than ``momentum``: a half for the first batch, a third for the second. The average then follows a shift
+            within a few batches and still lets a single batch do little later on, which makes a small momentum useful.
         options: those of Adapter.
     """
 
-    def __init__(self, model: nn.Module, *, momentum: float = 0.2, **options: Any) -> None:
+    def __init__(self, model: nn.Module, *, momentum: float = 0.2, counted: bool = False, **options: Any) -> None:
         super().__init__(model, **options)
         self.policy = policies.ema(momentum)
+        self.counted = counted
+        if counted:
+            self.memory["batches"] = 0
+
+    def policy_of(self, layer: str) -> Policy:
+        """The moving average, with the weight that the next batch has in it."""
+        if not self.counted:
+            return self.policy
+        return policies.ema(max(self.policy.weight, 1.0 / (self.memory["batches"] + 2)))
+
+    @contextmanager
+    def averaging(self) -> Iterator[Callable[[], None]]:
+        """Count the batch when it is let in."""
+        with super().averaging() as commit:
+
+            def counting() -> None:
+                commit()
+                self.memory["batches"] += 1
+                self._weigh()
+
+            yield counting if self.counted else commit
+
+    def _set_rest(self, state: dict[str, Any]) -> None:
+        super()._set_rest(state)
+        if self.counted:
+            self._weigh()
+
+    def _weigh(self) -> None:
+        for name, layer in self.layers.items():
+            layer.policy = self.policy_of(name)
