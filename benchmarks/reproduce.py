@@ -47,6 +47,7 @@ PIECES: dict[str, list[Recipe]] = {
         narrowed("no-attack", methods=("tebn",), estimators=(*DEFENCES, "mean@0.6", "median@0.6", *PRIORS), batches=50),
         narrowed("frontier", batches=2),
     ],
+    "memory": [narrowed("memory", batches=20)],
     "ablations": [
         narrowed("malicious-targeted", batches=1),
         narrowed("malicious-indiscriminate", batches=1, corruptions=FAMILIES),

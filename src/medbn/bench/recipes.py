@@ -266,6 +266,18 @@ def frontier() -> dict[str, Any]:
 
 
 @recipe
+def memory() -> dict[str, Any]:
+    """Ours: a moving average in which each batch has little weight, under the same three attackers."""
+    return {
+        "settings": (CIFAR10,),
+        "methods": ("sema",),
+        "attacks": tuple(Attack("targeted", gradient=gradient) for gradient in GRADIENTS),
+        "options": {"sema": {"momentum": 0.05, "counted": True}},
+        "axis": "gradient",
+    }
+
+
+@recipe
 def demo() -> dict[str, Any]:
     """The embedded default: digits, a small ResNet, plain and straight-through attacks, in a minute on two cores."""
     attack = Attack("indiscriminate", steps=DEMO_STEPS, step_size=2.5 / 255)
