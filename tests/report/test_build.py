@@ -87,9 +87,9 @@ def test_targeted_attacks_are_counted_as_rates(cifar):
 def test_differences_are_paired(cifar):
     document, _ = cifar("indiscriminate-instant", data=["cifar10-c"], methods=["tebn"], limit=2)
     table = next(table for table in parts(document, Table) if table.title == "Difference to BatchNorm")
-    (row,) = table.rows
-    assert row[2].value == pytest.approx(-30)
-    assert row[2].low == pytest.approx(-30)
+    assert [row[:2] for row in table.rows] == [["TeBN", "MedBN"], ["TeBN", "image_median"]]
+    assert table.rows[0][3].value == pytest.approx(-30)
+    assert table.rows[0][3].low == pytest.approx(-30)
 
 
 def test_the_papers_numbers_stand_beside_ours(cifar):
@@ -121,9 +121,15 @@ def test_per_corruption_tables(cifar):
     assert "corruption" in table.columns
     ours = [row for row in table.rows if row[table.columns.index("BatchNorm, ours")] is not None]
     assert len(ours) == 3
-    maps = parts(document, Heatmap)
-    assert [len(heatmap.columns) for heatmap in maps] == [3, 3, 3]
-    assert maps[0].values[0][0].value == 100
+    (one,) = parts(document, Heatmap)  # of one method, whose defences are its rows
+    assert one.rows == ["BatchNorm", "MedBN", "image_median"]
+    assert len(one.columns) == 3
+    assert one.values[0][0].value == 100
+
+
+def test_heatmaps_of_several_methods_are_one_for_each_defence(cifar):
+    document, _ = cifar("targeted-instant", data=["cifar10-c"], methods=["tebn", "tent"], limit=3)
+    assert [heatmap.rows for heatmap in parts(document, Heatmap)] == [["TeBN", "TENT"]] * 3
 
 
 @pytest.mark.parametrize(

@@ -218,7 +218,7 @@ def _sections(results: Results, store: Store, several: bool) -> list[Section]:
         ),
         (
             "By corruption",
-            "The most harmful of the attacks on each batch, by method and corruption.",
+            "The most harmful of the attacks on each batch." if results.recipe["attacks"] else "",
             [part for title, panel in panels for part in _heatmaps(title, panel)],
         ),
         (
@@ -259,8 +259,13 @@ def _headline(title: str, panel: Results) -> list[Part]:
         rows.append(row)
     per = f" In columns: {SWEEPS[axis]}." if axis in SWEEPS else ""
     caption = f"{harm[0].upper()}{harm[1:]} in per cent, with 95 % intervals; lower is better.{per}"
-    table = Table(title[:1].upper() + title[1:] or "Error", columns, rows, caption, _notes(panel), "low", labels=2)
+    table = Table(_head(title) or "Error", columns, rows, caption, _notes(panel), "low", labels=2)
     return [table, *_differences(panel)]
+
+
+def _head(title: str) -> str:
+    """A title with a capital, unless it begins with the name of a dataset."""
+    return title if title.split(",")[0].endswith("-c") else title[:1].upper() + title[1:]
 
 
 def _gradients(panel: Results) -> bool:
@@ -307,19 +312,16 @@ def _differences(panel: Results) -> list[Part]:
     first = _variants(panel)[0]
     exact = panel if _variant(panel)[0] in SWEEPS else _of_variant(panel, first)
     rows: list[list[Value]] = []
-    for method in dict.fromkeys(method for method, _ in _groups(panel)):
-        row: list[Value] = [method_name(method)]
-        for estimator in estimators:
-            ours, base = _at(exact, method, estimator), _at(exact, method, "mean")
-            row += [measure(ours.minus(base, "wrong_without")), measure(ours.minus(base))]
-        rows.append(row)
-    columns = ["method"]
-    for estimator in estimators:
-        columns += [f"{defence(estimator)}, without attack", f"{defence(estimator)}, {_harm_name(panel)}"]
+    for method, estimator in _groups(panel):
+        ours, base = _at(exact, method, estimator), _at(exact, method, "mean")
+        if estimator != "mean" and base.cells:
+            differences = (measure(ours.minus(base, "wrong_without")), measure(ours.minus(base)))
+            rows.append([method_name(method), defence(estimator), *differences])
+    columns = ["method", "normalisation", "error without attack", _harm_name(panel)]
     several = len(_variants(panel)) > 1 and _variant(panel)[0] not in SWEEPS
     what = f" ({_told(first, _variants(panel))} attack)" if several else ""
     caption = f"Differences to BatchNorm on the same batches{what}, in points; negative is better."
-    return [Table("Difference to BatchNorm", columns, rows, caption)]
+    return [Table("Difference to BatchNorm", columns, rows, caption, labels=2)]
 
 
 def _frontier(title: str, panel: Results) -> list[Part]:
@@ -338,7 +340,7 @@ def _frontier(title: str, panel: Results) -> list[Part]:
         f"{p.label}: {p.x.value:.1f} without, {p.y.value:.1f} under attack." for p in points
     )
     worst = "the worst attack" if len(_variants(panel)) > 1 else "the attack"
-    head = f"{title[:1].upper()}{title[1:]}: {what} against error without attack"
+    head = f"{_head(title)}: {what} against error without attack"
     return [Scatter(head, alt, "error without attack, %", f"{what} ({worst}), %", points)]
 
 
@@ -358,7 +360,7 @@ def _curves(title: str, panel: Results) -> list[Part]:
         alt = "Curves. " + " ".join(
             f"{name}: " + ", ".join(f"{y.value:.1f} at {x:g}" for x, y in line) + "." for name, line in series.items()
         )
-        head = f"{title[:1].upper()}{title[1:]}, {method_name(method)}"
+        head = f"{_head(title)}, {method_name(method)}"
         drawn = {name: line for name, line in reference.items() if line}
         parts.append(Curves(head, alt, SWEEPS[axis], f"{_harm_name(panel)}, %", series, drawn))
     return parts
@@ -386,13 +388,20 @@ def _heatmaps(title: str, panel: Results) -> list[Part]:
     names = [name for name in corruptions.available() if name in there]
     parts: list[Part] = []
     attacked = panel.cells[0].cell.attack is not None
+    labels = [name.replace("_", " ") for name in names]
+    groups = _groups(panel)
+    if len({method for method, _ in groups}) == 1 and len(groups) > 1:
+        values = [[_heat(_at(panel, *group), group[0], name, attacked) for name in names] for group in groups]
+        what = f"{_harm_name(panel)} of {method_name(groups[0][0])}"
+        rows = [defence(estimator) for _, estimator in groups]
+        alt = f"{what} by normalisation and corruption, in per cent."
+        return [Heatmap(f"{method_name(groups[0][0])}: {title or _harm_name(panel)}", alt, rows, labels, values)]
     for estimator in _ordered(set(panel.values(lambda cell: cell.estimator))):
         of_estimator = panel.select(lambda cell, estimator=estimator: cell.estimator == estimator)  # type: ignore[misc]
-        methods_ = [method for method, e in _groups(panel) if e == estimator]
+        methods_ = [method for method, e in groups if e == estimator]
         values = [[_heat(of_estimator, method, corruption, attacked) for corruption in names] for method in methods_]
         head = f"{defence(estimator)}: {title or _harm_name(panel)}"
         alt = f"{_harm_name(panel)} of {defence(estimator)} by method and corruption, in per cent."
-        labels = [name.replace("_", " ") for name in names]
         parts.append(Heatmap(head, alt, [method_name(m) for m in methods_], labels, values))
     return parts
 

@@ -23,7 +23,8 @@ _MARKS = (
     "M0-6.2L6.2 0L0 6.2L-6.2 0Z",
     "M0 5.8L5.6-4.4H-5.6Z",
     "M-2-5.5H2V-2H5.5V2H2V5.5H-2V2H-5.5V-2H-2Z",
-)
+    "M-5.5-3.5L-3.5-5.5L0-2L3.5-5.5L5.5-3.5L2 0L5.5 3.5L3.5 5.5L0 2L-3.5 5.5L-5.5 3.5L-2 0Z",
+)  # one more than there are colours, so that series with the same colour have other marks
 
 
 class Palette:
