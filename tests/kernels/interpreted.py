@@ -121,7 +121,14 @@ def check_whole(name) -> None:
 def check_soft(name) -> None:
     """The gradient of soft medians, by passes in torch over what the kernels leave, against autograd in float64."""
     stand_in = medbn.stand_ins.smooth(medbn.estimators.get(name), 0.4)
-    for shape, kind in product(((6, 3, 4, 5), (5, 3), (7, 2, 3), (1, 2, 3, 3)), ("plain", "last", "mixed", "nan")):
+    for shape, kind in (
+        ((6, 3, 4, 5), "last"),
+        ((6, 3, 4, 5), "nan"),
+        ((5, 3), "mixed"),
+        ((7, 2, 3), "nan"),
+        ((1, 2, 3, 3), "plain"),
+        ((1, 2, 3, 3), "nan"),
+    ):
         x, g = torch.randn(shape), torch.randn(shape)
         if kind == "last" and x.dim() == 4:
             x = x.to(memory_format=torch.channels_last)
