@@ -308,6 +308,8 @@ def test_wrong_names_and_missing_statistics_change_nothing():
         medbn.convert(model, policy="none")
     with pytest.raises(ValueError, match=r"layer '1' has no source statistics.*ema\(momentum=0.2\)"):
         medbn.convert(model, policy="ema")
+    with pytest.raises(ValueError, match=r"layer '1' has no source statistics.*estimator 'median@0.5' needs"):
+        medbn.convert(model, "median@0.5")
     assert [type(m) for m in model] == [nn.BatchNorm2d] * 2
 
 

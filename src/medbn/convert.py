@@ -79,10 +79,12 @@ def convert(
     functional.isolates(estimator, nonfinite)
     chosen = _choose(model, include, exclude)
     for name, layer in chosen.items():
-        if policy.reference is not None and layer.running_mean is None:
+        if layer.running_mean is None and (policy.reference is not None or estimator.prior):
+            needs = f"estimator {estimator.name!r}" if estimator.prior else f"policy {policy}"
+            other = "an estimator without a prior" if estimator.prior else "policy 'batch'"
             raise ValueError(
-                f"layer {name!r} has no source statistics (track_running_stats=False), which policy {policy} needs;"
-                " exclude it, or use policy 'batch'."
+                f"layer {name!r} has no source statistics (track_running_stats=False), which {needs} needs;"
+                f" exclude it, or use {other}."
             )
     targets = {name: _target(name, layer) for name, layer in chosen.items() if not isinstance(layer, RobustBatchNorm)}
     if any(isinstance(layer, nn.SyncBatchNorm) for layer in chosen.values()) and _in_process_group():
