@@ -111,8 +111,7 @@ def fused(
 
     ``share`` and ``held`` mix the batch's statistics with held ones, which also stand in where no image is finite.
     """
-    isolated = isolates(estimator, nonfinite)
-    known = isolated if estimators.builtin(estimator) else estimator.function is estimators.mean and not isolated
+    known = estimators.builtin(estimator) and isolates(estimator, nonfinite)
     kind = getattr(estimator.function, "__name__", "")
     softness = stand_ins.softness(backward, kind)
     plain = backward is None or backward.function is estimators.mean or softness is not None
@@ -129,7 +128,7 @@ def fused(
             centre, variance = (torch.where(empty, h, s) for h, s in zip(old, new, strict=True))
         return batch.mark(normalise(batch.x, centre, variance, weight, bias, eps))
 
-    mean = kind == "mean" or (backward is not None and softness is None)
+    mean = backward is not None and softness is None
     wanted = kernels.Wanted(kind, share, eps, mean, softness)
     return kernels.norm(x, weight, bias, held, wanted, again)
 

@@ -11,8 +11,6 @@ from medbn.kernels import fused, gpu, soft
 from medbn.kernels.found import Wanted, shapes
 from medbn.kernels.fused import FACTORS
 
-ROBUST = ("median", "mad", "mad_scaled", "image_median")
-
 
 def forward(x, name, w, b, held, share):
     """Output, what was found, centre and scale used, and what else the backward pass wants."""
@@ -169,24 +167,6 @@ def check_soft(name) -> None:
     torch.testing.assert_close(dx.float(), exact, rtol=2e-2, atol=2e-2)
 
 
-def check_mean() -> None:
-    """Torch's statistics, mixed with others, and our gradient."""
-    for shape, layout in (((5, 3, 4, 4), torch.channels_last), ((9, 2, 5, 5), torch.contiguous_format)):
-        x, g = (torch.randn(shape).contiguous(memory_format=layout) for _ in range(2))
-        w, b, *held = (torch.rand(shape[1]) + 0.1 for _ in range(4))
-        for share in (1.0, 0.3):
-            wanted = Wanted("mean", share, 1e-5, True)
-            y, found = fused._gpu_forward(x, w, b, tuple(held), wanted)
-            leaves = [t.double().requires_grad_() for t in (x, w, b)]
-            own = medbn.functional.statistics(leaves[0], "mean")
-            used = [share * s + (1 - share) * h.double() for s, h in zip(own, held, strict=True)]
-            expected = medbn.functional.normalise(leaves[0], *used, *leaves[1:])
-            torch.testing.assert_close(y.double(), expected, rtol=1e-4, atol=1e-5)
-            slopes = torch.autograd.grad(expected, leaves, g.double())
-            ours = fused._gpu_backward(g, x, w, found, wanted)
-            torch.testing.assert_close([t.double() for t in ours], list(slopes), rtol=1e-3, atol=1e-4)
-
-
 def check_grey(last: bool) -> None:
     """Where most values of a lane are the same, and equal a cut, it keeps more than it has room for."""
     size = 20
@@ -241,8 +221,7 @@ def main() -> None:
     gpu.plan.cache_clear()
     check_grey(last=False)
     check_grey(last=True)
-    check_mean()
-    for name in ROBUST:
+    for name in fused.KINDS["triton"]:
         check_whole(name)
         check_soft(name)
     print("all agree")

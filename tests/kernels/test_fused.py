@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import os
 import subprocess
 import sys
@@ -288,23 +287,3 @@ def test_a_cuda_graph_can_be_captured_and_nobody_waits(estimator):
     graph.replay()
     torch.cuda.synchronize()
     assert torch.equal(result, expected)
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("last", [False, True])
-@pytest.mark.parametrize("policy", [medbn.policies.interpolate(0.6), medbn.policies.ema(0.3)])
-def test_the_mean_is_mixed_on_a_gpu_as_elsewhere(policy, last):
-    layer = medbn.RobustBatchNorm2d(5, estimator="mean", policy=policy).eval()
-    for t in (layer.weight, layer.bias, layer.running_mean):
-        torch.nn.init.normal_(t)
-    layer.running_var.uniform_(0.5, 2)
-    x, g = torch.randn(2, 7, 5, 6, 6)
-    found = []
-    for device, dtype in (("cpu", torch.float64), ("cuda", torch.float32)):
-        own = copy.deepcopy(layer).to(device, dtype)
-        leaf = x.to(device, dtype)
-        leaf = (leaf.to(memory_format=torch.channels_last) if last else leaf).requires_grad_()
-        y = own(leaf)
-        slopes = torch.autograd.grad(y, (leaf, own.weight, own.bias), g.to(device, dtype))
-        found.append([t.detach().cpu().double() for t in (y, *slopes)])
-    torch.testing.assert_close(*found, rtol=1e-4, atol=1e-5)

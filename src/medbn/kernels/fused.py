@@ -156,8 +156,6 @@ def _gpu_takes(x: Tensor) -> bool:
 def _gpu_forward(
     x: Tensor, weight: Tensor | None, bias: Tensor | None, held: tuple[Tensor, Tensor] | None, wanted: Wanted
 ) -> tuple[Tensor, Found]:
-    if wanted.kind == "mean":
-        return _mean_forward(x, weight, bias, held, wanted)
     module: Any = _gpu()
     given = (weight, bias, held, wanted.share, wanted.eps)
     dense = module.dense(x)
@@ -173,35 +171,6 @@ def _gpu_forward(
         y = torch.empty_like(x).copy_(y)
     kept = (used, scale, found.deviation, chosen, means, slopes, found.finite, found.counted, withins)
     return y, Found(found.centre, found.variance, *kept)
-
-
-def _mean_forward(
-    x: Tensor, weight: Tensor | None, bias: Tensor | None, held: tuple[Tensor, Tensor] | None, wanted: Wanted
-) -> tuple[Tensor, Found]:
-    """BatchNorm's statistics, mixed with others: torch has all of it but the gradient."""
-    variance, centre = torch.var_mean(x.float(), [0, *range(2, x.dim())], correction=0)
-    used, spread = centre, variance
-    if held is not None:
-        old = [s.to(centre.dtype) for s in held]
-        used, spread = (
-            wanted.share * s + (1.0 - wanted.share) * h for s, h in zip((centre, variance), old, strict=True)
-        )
-    w, b = (None if t is None else t.to(centre.dtype) for t in (weight, bias))
-    y = torch.batch_norm(x, w, b, used, spread, False, 0.0, wanted.eps, torch.backends.cudnn.enabled)
-    nothing = torch.zeros(x.shape[1], dtype=torch.float64, device=x.device)
-    finite = torch.ones(len(x), dtype=torch.int32, device=x.device)
-    chosen = torch.zeros(x.shape[1], dtype=torch.int32, device=x.device)
-    kept = (
-        used,
-        torch.rsqrt(spread + wanted.eps),
-        nothing,
-        chosen,
-        None,
-        None,
-        finite,
-        finite.sum(dtype=torch.int32)[None],
-    )
-    return y, Found(centre, variance, *kept)
 
 
 def _gpu_backward(
