@@ -28,7 +28,7 @@ DEFENCES = ("mean", "median", "image_median")
 ALL = ("source", "tebn", "tent", "eta", "eata", "sar", "sotta", "sema", "mdia")
 FAMILIES = ("gaussian_noise", "defocus_blur", "fog", "contrast", "jpeg_compression")
 """A corruption of each kind, where there is no time for all."""
-PRIORS = ("image_median@0.3", "image_median@0.5", "image_median@0.6", "image_median@0.7", "image_median@0.8")
+MIXED = bench.recipes.get("frontier").estimators
 
 
 def narrowed(name: str, **given: Any) -> Recipe:
@@ -44,7 +44,7 @@ PIECES: dict[str, list[Recipe]] = {
     ],
     "worst-case": [narrowed("worst-case", batches=1)],
     "priors": [
-        narrowed("no-attack", methods=("tebn",), estimators=(*DEFENCES, "mean@0.6", "median@0.6", *PRIORS), batches=50),
+        narrowed("no-attack", methods=("tebn",), estimators=MIXED, batches=50),
         narrowed("frontier", batches=2),
     ],
     "memory": [narrowed("memory", batches=20)],

@@ -12,6 +12,7 @@ import sys
 import time
 from contextlib import closing
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -425,3 +426,20 @@ def test_a_seed_gives_every_corruption_an_order_of_its_own(tiny):
         orders[seed, corruption] = found.labels.tolist()
     assert orders[0, "fog"] == orders[0, "contrast"]
     assert len({tuple(order) for order in orders.values()}) == 4
+
+
+def test_the_script_that_reproduces_everything_runs(tmp_path):
+    script = Path(__file__).parents[2] / "benchmarks" / "reproduce.py"
+    options = (
+        "priors --smoke --batches 1 --estimators mean image_median --gradients exact --store x.db --seal sealed.db"
+    )
+    for said in ("4 batches in", "0 batches in"):  # the second time, all is there
+        run = subprocess.run(
+            [sys.executable, script, *options.split()], capture_output=True, text=True, cwd=tmp_path, check=True
+        )
+        assert said in run.stdout
+        assert "all is done" in run.stdout
+    assert len(numbers(tmp_path / "sealed.db")) == 4
+    wrong = subprocess.run([sys.executable, script, "prior"], capture_output=True, text=True, cwd=tmp_path)
+    assert wrong.returncode == 2
+    assert "pieces are no-attack, instant" in wrong.stderr
