@@ -28,6 +28,8 @@ DEFENCES = ("mean", "median", "image_median")
 ALL = ("source", "tebn", "tent", "eta", "eata", "sar", "sotta", "sema", "mdia")
 FAMILIES = ("gaussian_noise", "defocus_blur", "fog", "contrast", "jpeg_compression")
 """A corruption of each kind, where there is no time for all."""
+EXACT = bench.recipes.get("targeted-instant").attacks
+LASTING = (*DEFENCES, "image_median@0.5")
 MIXED = bench.recipes.get("frontier").estimators
 
 
@@ -36,18 +38,56 @@ def narrowed(name: str, **given: Any) -> Recipe:
     return bench.recipes.get(name).narrowed(data=["cifar10-c"], seeds=(1,), **given)
 
 
+def remembering(name: str, share: float, recipe: str = "memory", **given: Any) -> Recipe:
+    """A moving average in which a batch has that share."""
+    options = {"sema": {"momentum": share, "counted": True}}
+    return replace(narrowed(recipe, options=options, **given), name=name)
+
+
+def plain(recipe: Recipe) -> Recipe:
+    """Without the smooth gradient, which takes twice the time."""
+    return replace(recipe, attacks=tuple(attack for attack in recipe.attacks if attack.gradient != "smooth"))
+
+
+def in_order(name: str, recipe: str, **given: Any) -> Recipe:
+    """Streams in the order of the file, where all corruptions have the same targets."""
+    return replace(bench.recipes.get(recipe).narrowed(data=["cifar10-c"], **given), name=name)
+
+
 PIECES: dict[str, list[Recipe]] = {
     "no-attack": [narrowed("no-attack", methods=ALL, estimators=DEFENCES, batches=10)],
     "instant": [
         narrowed("targeted-instant", batches=1),
         narrowed("indiscriminate-instant", batches=1),
     ],
-    "worst-case": [narrowed("worst-case", batches=1)],
+    "worst-case": [
+        narrowed("worst-case", estimators=DEFENCES, batches=1),
+        narrowed("worst-case", estimators=("mad", "mad_scaled"), corruptions=FAMILIES[::2], batches=1),
+    ],
+    "in-order": [
+        in_order("in-order", "targeted-instant", methods=["tebn"], batches=2),
+        in_order("in-order-noise", "indiscriminate-instant", corruptions=["gaussian_noise"], batches=3),
+    ],
     "priors": [
         narrowed("no-attack", methods=("tebn",), estimators=MIXED, batches=50),
         narrowed("frontier", batches=2),
     ],
-    "memory": [narrowed("memory", batches=20)],
+    "memory": [
+        remembering("memory-no-attack", 0.05, "no-attack", methods=("sema",), estimators=LASTING, batches=50),
+        replace(narrowed("no-attack", methods=("past",), estimators=LASTING, batches=50), name="past-no-attack"),
+        replace(
+            narrowed("memory", methods=("past",), estimators=("image_median",), batches=11), name="past", attacks=EXACT
+        ),
+        remembering("memory", 0.05, methods=("sema",), batches=11),
+    ],
+    "foresight": [
+        plain(remembering("memory", 0.05, methods=("sema",), estimators=("image_median",), batches=30)),
+        plain(remembering("memory", 0.05, methods=("sema",), estimators=("image_median@0.5",), batches=20)),
+    ],
+    "shares": [
+        plain(remembering(f"share-{share}", share, methods=("sema",), estimators=("image_median",), batches=13))
+        for share in (0.1, 0.2, 0.5)
+    ],
     "ablations": [
         narrowed("malicious-targeted", batches=1),
         narrowed("malicious-indiscriminate", batches=1, corruptions=FAMILIES),

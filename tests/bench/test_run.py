@@ -428,6 +428,37 @@ def test_a_seed_gives_every_corruption_an_order_of_its_own(tiny):
     assert len({tuple(order) for order in orders.values()}) == 4
 
 
+@pytest.mark.parametrize("scenario", ["instant", "cumulative"])
+def test_a_warm_up_is_served_without_attack(tmp_path, tiny, scenario):
+    given = {"methods": ("sema",), "estimators": ("median",), "batches": 3, "scenario": scenario}
+    whole = replace(tiny, **given)
+    warm = replace(whole, name="warm", warm_up=2)
+    for recipe in (whole, warm):
+        bench.run(recipe, tmp_path / f"{recipe.name}.db")
+    (all_attacked,), (found,) = (numbers(tmp_path / f"{recipe.name}.db").values() for recipe in (whole, warm))
+    assert [set(batch) for batch in found[:2]] == [{"images", "wrong_clean", "device"}] * 2
+    assert [batch["wrong_clean"] for batch in found] == [batch["wrong_clean"] for batch in all_attacked]
+    same = found[2] == all_attacked[2]
+    assert same == (scenario == "instant")  # where no batch has seen another's poison
+    with bench.Store(tmp_path / "warm.db") as store:
+        (results,) = bench.results.read(store)
+    assert len(results.batches) == 3
+    assert results.worst().value == results.harm().value == found[2]["wrong"] / found[2]["benign"]
+
+
+def test_a_warm_up_is_shorter_than_the_stream(tiny):
+    for warm_up in (-1, 3):
+        with pytest.raises(ValueError, match=f"fewer batches than there are, got {warm_up} of 3"):
+            replace(tiny, batches=3, warm_up=warm_up)
+
+
+def test_results_from_before_there_was_a_warm_up_are_taken_up(tiny):
+    cell = next(iter(tiny.cells()))
+    assert cell.key("data", "weights") != replace(cell, warm_up=1).key("data", "weights")
+    assert "warm_up" in cell.describe()
+    assert Cell.of({name: value for name, value in cell.describe().items() if name != "warm_up"}) == cell
+
+
 def test_the_script_that_reproduces_everything_runs(tmp_path):
     script = Path(__file__).parents[2] / "benchmarks" / "reproduce.py"
     options = (

@@ -40,7 +40,7 @@ def test_restoring_and_repeating_gives_the_same_bits(method, estimator, predict,
     snapshot, before = tta.snapshot(), state(tta)
     first = [tta(x) for x in batches[3:]]
     after = state(tta)
-    if method in LEARNING or method == "sema":
+    if method in LEARNING or method in ("sema", "past"):
         assert any(
             not torch.equal(v, after[k]) for k, v in before.items() if isinstance(v, torch.Tensor) and k in after
         )
@@ -272,7 +272,7 @@ def test_after_is_what_the_updated_model_predicts(method, model, batches):
     torch.testing.assert_close(second, fresh.surrogate()(x))
 
 
-@pytest.mark.parametrize("method", ["source", "tebn", "sema", "mdia"])
+@pytest.mark.parametrize("method", ["source", "tebn", "sema", "mdia", "past"])
 def test_before_and_after_agree_where_nothing_is_learned(method, model, batches):
     before, after = make(model, method), make(model, method, predict="after")
     assert all(torch.equal(before(x), after(x)) for x in batches)
@@ -598,7 +598,7 @@ def test_inference_mode_is_refused_with_the_way_out(model, batches):
 
 
 def test_wrong_names_list_the_right_ones(model):
-    with pytest.raises(ValueError, match=r"unknown method 'tnet'.*Did you mean 'tent'.*eata, eta, mdia, sar"):
+    with pytest.raises(ValueError, match=r"unknown method 'tnet'.*Did you mean 'tent'.*eata, eta, mdia, past, sar"):
         medbn.adapt(model, "tnet")
     with pytest.raises(ValueError, match=r"unknown option of Tent 'learning_rate'.*lr"):
         medbn.adapt(model, "tent", learning_rate=0.1)
@@ -757,3 +757,70 @@ def test_a_counted_average_continues_from_a_snapshot(model, batches):
     assert torch.equal(other(batches[1]), expected)
     other.load_state_dict(tta.state_dict())
     assert torch.equal(other(batches[0]), tta(batches[0]))
+
+
+# --- Past -------------------------------------------------------------------------------------------------------------
+
+
+@every_estimator
+def test_past_lets_no_image_see_another_of_its_batch(estimator, model, batches):
+    tta = make(model, "past", estimator)
+    for x in batches[:2]:
+        tta(x)
+    before = tta.snapshot()
+    expected = tta(batches[2])
+    poisoned = batches[2].clone()
+    poisoned[6:] = 100.0
+    tta.restore(before)
+    assert torch.equal(tta(poisoned)[:6], expected[:6])
+    tta.restore(before)
+    alone = torch.cat([tta.restore(before) or tta(x[None]) for x in batches[2]])
+    torch.testing.assert_close(alone, expected)
+    assert not torch.allclose(tta(batches[3]), expected)  # and yet it adapts
+
+
+def test_past_gives_an_attacker_no_gradient(model, batches):
+    tta = make(model, "past")
+    tta(batches[0])
+    x = batches[1].clone().requires_grad_()
+    for gradient in ("exact", "straight_through", "smooth"):
+        (found,) = torch.autograd.grad(tta.surrogate(gradient)(x)[:6].square().sum(), x)
+        assert not found[6:].any()
+        assert found[:6].any()
+
+
+@pytest.mark.parametrize("valid", [None, torch.arange(12) < 7], ids=["all", "padded"])
+@pytest.mark.parametrize("estimator", ["mean", "image_median", "median@0.5"])
+def test_past_remembers_what_sema_does(valid, estimator, model, batches):
+    past = make(model, "past", estimator, momentum=0.26)
+    sema = make(model, "sema", estimator, momentum=0.26, counted=True)
+    for x in batches:
+        for tta in (past, sema):
+            tta(x, valid=valid)
+        for name, layer in past.layers.items():
+            torch.testing.assert_close(layer.ema_mean, sema.layers[name].ema_mean)
+            torch.testing.assert_close(layer.ema_var, sema.layers[name].ema_var)
+            assert layer.policy == medbn.policies.ema(0.0)  # which is what serves
+
+
+def test_past_looks_at_every_third_batch(model, batches):
+    tta, all_seen = (make(model, "past", every=every) for every in (3, 1))
+    moved = []
+    for x in (*batches, *batches)[:7]:
+        before = state(tta)
+        tta(x)
+        after = state(tta)
+        moved.append(any(not torch.equal(v, after[k]) for k, v in before.items() if k.startswith(".averages")))
+    assert moved == [True, False, False, True, False, False, True]
+    for x in ((*batches, *batches)[i] for i in (0, 3, 6)):
+        all_seen(x)
+    for name, layer in tta.layers.items():
+        assert torch.equal(layer.ema_mean, all_seen.layers[name].ema_mean)
+    with pytest.raises(ValueError, match="every is a number of batches, at least 1; got 0"):
+        make(model, "past", every=0)
+    with pytest.raises(ValueError, match="momentum is a weight between 0 and 1, got 2"):
+        make(model, "past", momentum=2)
+
+
+def test_past_starts_at_the_source_model(model, batches):
+    torch.testing.assert_close(make(model, "past")(batches[0]), make(model, "source")(batches[0]))

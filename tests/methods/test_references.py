@@ -221,6 +221,18 @@ def test_sema_in_closed_form(estimator):
         torch.testing.assert_close(tta(x), expected.detach(), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("estimator", ["mean", "median", "image_median"])
+def test_past_in_closed_form(estimator):
+    tta = medbn.adapt(Lonely(), "past", estimator, momentum=0.5)
+    bn = Lonely().bn
+    mean, var = bn.running_mean.clone(), bn.running_var.clone()
+    for x in stream():
+        expected = (x - mean) / (var + 1e-5).sqrt() * bn.weight + bn.bias
+        torch.testing.assert_close(tta(x), expected.detach(), rtol=1e-4, atol=1e-5)
+        centre, variance = statistics(x, estimator)
+        mean, var = 0.5 * mean + 0.5 * centre, 0.5 * var + 0.5 * variance
+
+
 def test_mdia_mixes_and_leaves_the_last_layers_to_the_source():
     model = nn.Sequential(*[nn.BatchNorm1d(3) for _ in range(6)])
     for layer in model:

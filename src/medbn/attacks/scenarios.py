@@ -60,6 +60,10 @@ class Scenario(ABC):
     def step(self, images: Tensor, labels: Tensor) -> Outcome:
         """Attack the next batch of the stream."""
 
+    def serve(self, images: Tensor) -> Tensor:
+        """The next batch of the stream without attack: its logits."""
+        return _serve(self.adapter, images)
+
     def state(self) -> dict[str, Any]:
         """Everything that the next step depends on, small; loads with ``weights_only=True``."""
         return {"adapter": self.adapter.snapshot()}
@@ -104,6 +108,18 @@ class Cumulative(Scenario):
         finally:
             self.adapter.restore(poisoned_state)
         return self.outcome(poisoned, attacked, clean, images, labels)
+
+    def serve(self, images: Tensor) -> Tensor:
+        """The next batch without attack on both lines; gives the logits of the attacked one."""
+        served = super().serve(images)
+        poisoned_state = self.adapter.snapshot()
+        try:
+            self.adapter.restore(self.untouched)
+            _serve(self.adapter, images)
+            self.untouched = self.adapter.snapshot()
+        finally:
+            self.adapter.restore(poisoned_state)
+        return served
 
     def state(self) -> dict[str, Any]:
         """Both lines of states."""

@@ -116,6 +116,8 @@ class Cell:
     predict: str = "after"
     options: dict[str, Any] = field(default_factory=dict, hash=False)
     """Of the method, beside its preset."""
+    warm_up: int = 0
+    """Batches of the stream before the first that is attacked."""
 
     def describe(self) -> dict[str, Any]:
         """The cell as plain values, which ``of`` reads back."""
@@ -144,6 +146,8 @@ class Cell:
         described = self.describe()
         for place in ("data", "weights", "clean", "frost"):
             del described["setting"][place]
+        if not self.warm_up:
+            del described["warm_up"]  # as in stores from before there was one
         return digest(json.dumps([ALGORITHM, described, data, weights, clean, code], sort_keys=True))
 
     @property

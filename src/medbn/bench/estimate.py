@@ -63,7 +63,7 @@ def seconds(recipe: Recipe, per_second: float) -> float:
         channels, size = SIZES.get(cell.setting.data, (3, 32))
         whole = IMAGES.get(cell.setting.data, 10_000) // cell.setting.batch_size
         batches = min(recipe.batches or whole, whole)
-        crafted = batches if cell.attack else 0
+        crafted = batches - cell.warm_up if cell.attack else 0
         first = (cell.setting, cell.corruption, cell.estimator, cell.attack, cell.seed)
         if cell.method in ALIKE and cell.attack:
             crafted -= first in seen

@@ -37,6 +37,8 @@ class Recipe:
     seeds: tuple[int, ...] = (0,)
     batches: int | None = None
     """Batches of each stream; None is all of it."""
+    warm_up: int = 0
+    """How many of these come before the first that is attacked."""
     predict: str = "after"
     options: dict[str, dict[str, Any]] = field(default_factory=dict)
     """Of methods, by their names, beside their presets: ``{"tent": {"lr": 0.01}}``."""
@@ -72,6 +74,8 @@ class Recipe:
             corruptions.get(corruption)
         if self.batches is not None and self.batches < 1:
             raise ValueError(f"batches must be at least 1, got {self.batches}.")
+        if self.warm_up < 0 or (self.batches is not None and self.attacks and self.warm_up >= self.batches):
+            raise ValueError(f"warm_up must be fewer batches than there are, got {self.warm_up} of {self.batches}.")
         for method, given in self.options.items():
             known = methods.options(method)
             for option in given:
@@ -93,13 +97,18 @@ class Recipe:
             if estimator == "mean" and attack is not None and self._has_exact(attack):
                 continue  # a mean's own gradient is the stand-in
             options = self.options.get(method, {})
-            yield Cell(setting, corruption, method, estimator, attack, self.scenario, seed, self.predict, options)
+            warm_up = self.warm_up if attack else 0
+            yield Cell(
+                setting, corruption, method, estimator, attack, self.scenario, seed, self.predict, options, warm_up
+            )
 
     def _has_exact(self, attack: Attack) -> bool:
         return attack.gradient != "exact" and replace(attack, gradient="exact") in self.attacks
 
     def narrowed(self, **given: Any) -> Recipe:
-        """Other methods, estimators, corruptions, seeds or batches, or only some of the ``data``; None changes nothing.
+        """Other methods, estimators, corruptions, seeds, batches, warm-up or options, or only some of the ``data``.
+
+        None changes nothing.
 
         ``limit`` keeps the first corruptions, ``weights`` sets those of the one model that there is.
         """
@@ -113,7 +122,7 @@ class Recipe:
                 if name not in there:
                     raise unknown(f"dataset of recipe {self.name!r}", name, there)
             changes["settings"] = tuple(s for s in self.settings if s.data in given["data"])
-        for name in ("batches", "seeds"):
+        for name in ("batches", "seeds", "warm_up", "options"):
             if given.get(name) is not None:
                 changes[name] = given[name]
         if given.get("limit") is not None:
@@ -143,7 +152,8 @@ class Recipe:
             settings=tuple(settings),
             attacks=quick,
             corruptions=("contrast",),
-            batches=1 if len(self.methods) > 1 and len(self.attacks) > 2 else 2,
+            batches=1 if len(self.methods) > 1 and len(self.attacks) > 2 and not self.warm_up else 2,
+            warm_up=min(self.warm_up, 1),
             seeds=self.seeds[:1],
             options={"mdia": {"terminal": 3}, **self.options},  # the small model has nine layers
         )

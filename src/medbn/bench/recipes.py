@@ -267,10 +267,11 @@ def frontier() -> dict[str, Any]:
 
 @recipe
 def memory() -> dict[str, Any]:
-    """Ours: a moving average in which each batch has little weight, under the same three attackers."""
+    """Ours: moving averages in which a batch has little weight, or none while it is served, after ten batches."""
     return {
         "settings": (CIFAR10,),
-        "methods": ("sema",),
+        "methods": ("sema", "past"),
+        "warm_up": 10,
         "attacks": tuple(Attack("targeted", gradient=gradient) for gradient in GRADIENTS),
         "options": {"sema": {"momentum": 0.05, "counted": True}},
         "axis": "gradient",

@@ -29,6 +29,11 @@ class Result:
         return self.cell.setting, self.cell.corruption, self.cell.seed
 
 
+def _attacked(result: Result) -> list[tuple[int, dict[str, Any]]]:
+    """The batches after the warm-up, with their numbers."""
+    return list(enumerate(result.batches))[result.cell.warm_up :]
+
+
 @dataclass(frozen=True)
 class Results:
     """Results of one recipe: those of all its runs in a store."""
@@ -88,7 +93,7 @@ class Results:
         """The harm when for every batch the attacker takes the most harmful of the attacks that were run on it."""
         by_batch: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
         for result in self.cells:
-            for number, batch in enumerate(result.batches):
+            for number, batch in _attacked(result):
                 by_batch.setdefault((*result.stream, result.cell.method, number), []).append(batch)
         groups = list(by_batch.values())
         if not groups:
@@ -153,6 +158,7 @@ def _results(stored: dict[str, Stored], runs: list[Run]) -> list[Result]:
             same = (
                 cell["options"] == last["options"].get(cell["method"], {})
                 and (cell["predict"], cell["scenario"]) == (last["predict"], last["scenario"])
+                and cell.get("warm_up", 0) == (last.get("warm_up", 0) if cell["attack"] else 0)
                 and cell["attack"] in (last["attacks"] or [None])
                 and (_without_sizes(cell["setting"]) in settings or cell["setting"]["data"] not in datasets)
             )

@@ -207,7 +207,7 @@ def execute(
         )
         for number, (images, labels) in enumerate(_batches(source), start=done):
             began = time.perf_counter()
-            metrics, pictures = stream.step(images, labels, first=number == 0)
+            metrics, pictures = stream.step(images, labels, number)
             metrics["device"] = where
             store.commit(ready.key, number, metrics, stream.state(), pictures, time.perf_counter() - began)
             tell("batch", number + 1, metrics)
@@ -247,14 +247,18 @@ class _Stream:
             last = slice(cell.setting.batch_size - cell.setting.malicious, cell.setting.batch_size)
             self.scenario = kind(self.adapter, self.attack, last)  # type: ignore[arg-type]
 
-    def step(self, images: Tensor, labels: Tensor, first: bool) -> tuple[dict[str, Any], Any]:
+    def step(self, images: Tensor, labels: Tensor, number: int) -> tuple[dict[str, Any], Any]:
         """One batch: its numbers, and some of its images before and after."""
         began = time.perf_counter()
+        first = number == self.cell.warm_up
         if self.scenario is None:
             with torch.no_grad():
                 logits = logits_of(self.adapter(images), self.adapter.logits, len(images))
             wrong = int((logits.argmax(1) != labels).sum())
             return {"images": len(labels), "wrong": wrong, "adapt_s": time.perf_counter() - began}, None
+        if number < self.cell.warm_up:
+            wrong = int((self.scenario.serve(images).argmax(1) != labels).sum())
+            return {"images": len(labels), "wrong_clean": wrong, "adapt_s": time.perf_counter() - began}, None
         self.attack.first = first
         outcome = self.scenario.step(images, labels)
         metrics = measured(outcome)

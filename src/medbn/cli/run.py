@@ -31,7 +31,7 @@ def add(commands: Any) -> None:
     narrow = parser.add_argument_group("only a part of it")
     narrow.add_argument("--data", nargs="+", metavar="NAME", help="only these datasets of the recipe")
     narrow.add_argument(
-        "--methods", nargs="+", metavar="M", help="tebn, tent, eta, eata, sar, sotta, sema, mdia, source"
+        "--methods", nargs="+", metavar="M", help="tebn, tent, eta, eata, sar, sotta, sema, mdia, past, source"
     )
     narrow.add_argument("--estimators", nargs="+", metavar="E", help="mean, median, image_median, mad, mad_scaled")
     narrow.add_argument("--corruptions", nargs="+", metavar="C", help="gaussian_noise, fog, ...")
@@ -150,6 +150,8 @@ class _Live:
         if attack is None:
             row.setdefault("error", []).append(metrics["wrong"] / metrics["images"])
             return
+        if "benign" not in metrics:
+            return  # a batch before the first that is attacked
         row.setdefault("error without", []).append(metrics["wrong_without"] / metrics["benign"])
         harm = metrics["hit"] if "hit" in metrics else metrics["wrong"] / metrics["benign"]
         row.setdefault(f"{attack.objective}, {attack.label}", []).append(harm)
@@ -170,4 +172,4 @@ def _said(metrics: dict[str, Any]) -> str:
     if "benign" in metrics:
         before, after = (100 * metrics[name] / metrics["benign"] for name in ("wrong_without", "wrong"))
         return f"error {before:.0f} → {after:.0f} %"
-    return f"error {100 * metrics['wrong'] / metrics['images']:.0f} %"
+    return f"error {100 * metrics.get('wrong', metrics.get('wrong_clean', 0)) / metrics['images']:.0f} %"

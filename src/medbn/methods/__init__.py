@@ -42,7 +42,7 @@ def available() -> list[str]:
     """The names that ``method=`` accepts.
 
     >>> available()
-    ['eata', 'eta', 'mdia', 'sar', 'sema', 'sotta', 'source', 'tebn', 'tent']
+    ['eata', 'eta', 'mdia', 'past', 'sar', 'sema', 'sotta', 'source', 'tebn', 'tent']
     """
     return sorted(_methods)
 

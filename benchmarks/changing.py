@@ -1,0 +1,84 @@
+"""What a memory costs when the images change: all corruptions one after the other, and nothing is reset between.
+
+    python benchmarks/changing.py [--batches 10] [--json changing-h200.json]
+
+Every corruption lasts for a number of batches of 200. It needs what ``reproduce.py`` needs. The error is the mean over
+everything; of the first batch of each corruption; of the fifth; and of the last.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import zlib
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import medbn
+from medbn import data, models
+from medbn.bench import Place
+from medbn.bench.runner import deterministic, facts
+from medbn.data import corruptions
+
+STREAMS: list[tuple[str, str, dict[str, Any]]] = [
+    ("source", "mean", {}),
+    ("tebn", "mean", {}),
+    ("tebn", "image_median", {}),
+    ("sema", "image_median", {}),
+    ("sema", "image_median", {"momentum": 0.05, "counted": True}),
+    ("past", "image_median", {}),
+    ("past", "image_median", {"momentum": 0.1}),
+    ("past", "image_median", {"momentum": 0.2}),
+]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--batches", type=int, nargs="+", default=[10, 50], help="of each corruption")
+    parser.add_argument("--size", type=int, default=200, help="images in a batch")
+    parser.add_argument("--root", type=Path, help="where datasets lie")
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--json", type=Path, metavar="FILE")
+    options = parser.parse_args()
+    weights = data.find_root(options.root) / "models" / "resnet26-cifar10.safetensors"
+    model = models.get("resnet26", weights=weights, classes=10, channels=3).to(options.device)
+    place = Place(device=options.device)
+    with deterministic(place):
+        rows = [row for batches in options.batches for row in measured(model, batches, options)]
+        machine = facts(place)
+    print(f"{machine['device']}, torch {machine['torch']}; error in per cent, batches of {options.size}")
+    print(f"{'method':8}{'estimator':14}{'options':34}{'batches':>8}{'all':>8}{'first':>8}{'fifth':>8}{'last':>8}")
+    for row in rows:
+        given = ", ".join(f"{name}={value}" for name, value in row["options"].items())
+        errors = "".join(f"{row[part]:8.1f}" for part in ("all", "first", "fifth", "last"))
+        print(f"{row['method']:8}{row['estimator']:14}{given:34}{row['batches']:8}{errors}")
+    if options.json:
+        options.json.write_text(json.dumps({"facts": machine, "rows": rows}, indent=1) + "\n")
+
+
+def measured(model: torch.nn.Module, batches: int, options: argparse.Namespace) -> list[dict[str, Any]]:
+    """The errors of every method over a stream whose corruption changes after so many batches."""
+    adapters = [medbn.adapt(model, method, estimator, **given) for method, estimator, given in STREAMS]
+    wrong: list[list[list[int]]] = [[] for _ in adapters]
+    for corruption in corruptions.NAMES:
+        stream = data.load("cifar10-c", corruption=corruption, severity=5, root=options.root)
+        stream = stream.shuffled(zlib.crc32(f"1 {corruption}".encode()))
+        for one in wrong:
+            one.append([])
+        for images, labels in stream.batches(options.size, device=options.device, limit=batches):
+            for adapter, counted in zip(adapters, wrong, strict=True):
+                with torch.no_grad():
+                    counted[-1].append(int((adapter(images).argmax(1) != labels).sum()))
+    rows = []
+    for (method, estimator, given), counted in zip(STREAMS, wrong, strict=True):
+        table = torch.tensor(counted).double().mul(100 / options.size)
+        parts = {"all": table, "first": table[:, 0], "fifth": table[:, min(4, batches - 1)], "last": table[:, -1]}
+        errors = {name: round(part.mean().item(), 2) for name, part in parts.items()}
+        rows.append({"method": method, "estimator": estimator, "options": given, "batches": batches, **errors})
+    return rows
+
+
+if __name__ == "__main__":
+    main()
