@@ -442,7 +442,7 @@ def test_a_warm_up_is_served_without_attack(tmp_path, tiny, scenario):
     assert same == (scenario == "instant")  # where no batch has seen another's poison
     with bench.Store(tmp_path / "warm.db") as store:
         (results,) = bench.results.read(store)
-    assert len(results.batches) == 3
+    assert len(results.batches) == 1
     assert results.worst().value == results.harm().value == found[2]["wrong"] / found[2]["benign"]
 
 
@@ -457,6 +457,16 @@ def test_results_from_before_there_was_a_warm_up_are_taken_up(tiny):
     assert cell.key("data", "weights") != replace(cell, warm_up=1).key("data", "weights")
     assert "warm_up" in cell.describe()
     assert Cell.of({name: value for name, value in cell.describe().items() if name != "warm_up"}) == cell
+
+
+def test_the_worst_attack_is_over_batches_that_saw_all_attacks(tiny):
+    cell = replace(next(iter(tiny.cells())), estimator="median")
+    exact, smooth = (replace(cell, attack=replace(cell.attack, gradient=g)) for g in ("exact", "smooth"))
+    hits = {exact: [1, 0, 0], smooth: [0, 1, 0, 1, 1]}
+    made = [bench.results.Result("", c, [{"hit": h} for h in each], {}) for c, each in hits.items()]
+    assert bench.results.Results({}, [], made).worst().value == pytest.approx(2 / 3)
+    assert bench.results.Results({}, [], made[1:]).worst().value == pytest.approx(3 / 5)
+    assert bench.results.Results({}, [], []).worst() is None
 
 
 def test_the_script_that_reproduces_everything_runs(tmp_path):

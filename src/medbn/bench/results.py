@@ -16,7 +16,7 @@ from .store import Run, Store, Stored
 
 @dataclass(frozen=True)
 class Result:
-    """One cell and its batches."""
+    """One cell and its batches, without those that were served before the first attack."""
 
     key: str
     cell: Cell
@@ -27,11 +27,6 @@ class Result:
     def stream(self) -> tuple[Any, ...]:
         """What two cells share whose batches are the same images with the same malicious places."""
         return self.cell.setting, self.cell.corruption, self.cell.seed
-
-
-def _attacked(result: Result) -> list[tuple[int, dict[str, Any]]]:
-    """The batches after the warm-up, with their numbers."""
-    return list(enumerate(result.batches))[result.cell.warm_up :]
 
 
 @dataclass(frozen=True)
@@ -90,12 +85,16 @@ class Results:
         return self.success() if targeted and which == "wrong" else self.error(which)
 
     def worst(self) -> Interval | None:
-        """The harm when for every batch the attacker takes the most harmful of the attacks that were run on it."""
+        """The harm when for every batch the attacker takes the most harmful attack.
+
+        Batches on which some of the attacks were not run do not count.
+        """
         by_batch: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
         for result in self.cells:
-            for number, batch in _attacked(result):
+            for number, batch in enumerate(result.batches):
                 by_batch.setdefault((*result.stream, result.cell.method, number), []).append(batch)
-        groups = list(by_batch.values())
+        most = max((len(group) for group in by_batch.values()), default=0)
+        groups = [group for group in by_batch.values() if len(group) == most]
         if not groups:
             return None
         if "hit" in groups[0][0]:
@@ -166,7 +165,8 @@ def _results(stored: dict[str, Stored], runs: list[Run]) -> list[Result]:
                 by_description[json.dumps(cell, sort_keys=True)] = key
     kept = set(by_description.values())
     # In the order in which they were begun.
-    return [Result(k, Cell.of(one.cell), one.batches, one.facts) for k, one in stored.items() if k in kept]
+    cells = {key: Cell.of(one.cell) for key, one in stored.items() if key in kept}
+    return [Result(k, cell, stored[k].batches[cell.warm_up :], stored[k].facts) for k, cell in cells.items()]
 
 
 def _without_sizes(setting: dict[str, Any]) -> dict[str, Any]:

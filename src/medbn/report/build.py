@@ -259,7 +259,10 @@ def _headline(title: str, panel: Results) -> list[Part]:
         rows.append(row)
     per = f" In columns: {SWEEPS[axis]}." if axis in SWEEPS else ""
     caption = f"{harm[0].upper()}{harm[1:]} in per cent, with 95 % intervals; lower is better.{per}"
-    table = Table(_head(title) or "Error", columns, rows, caption, _notes(panel), "low", labels=2)
+    notes = _notes(panel)
+    if columns[-1] == "worst of them" and len({len(cell.batches) for cell in panel.cells}) > 1:
+        notes.append("The worst of them is that of the batches on which all of these attacks were run.")
+    table = Table(_head(title) or "Error", columns, rows, caption, notes, "low", labels=2)
     return [table, *_differences(panel)]
 
 
