@@ -286,9 +286,11 @@ def _measured(results: Results, which: str = "wrong") -> Measure | None:
         len(results.batches) if once else len({(*r.stream, n) for r in results.cells for n in range(len(r.batches))})
     )
     note = f"{count} {unit}"
+    already = [batch["already"] for batch in results.batches if "already" in batch]
     if targeted:
-        already = sum(batch["already"] for batch in results.batches)
-        note += f"; {already} of them predicted so without attack" if already else ""
+        note += f"; {sum(already)} of them predicted so without attack" if sum(already) else ""
+    elif already and "hit" not in results.batches[0]:
+        note += f"; {sum(already)} of {len(already)} targets predicted as an attacker would like, without attack"
     return measure(found, count, note)
 
 
