@@ -25,6 +25,10 @@ from .palette import Palette, heat_css, swatch
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:"
 
 
+HEADLINE_COLUMNS = 6
+"""Large numbers in more columns than these do not fit on a desk."""
+
+
 def _file(name: str) -> str:
     return resources.files("medbn.report").joinpath(name).read_text(encoding="utf-8")
 
@@ -97,6 +101,8 @@ def _part(part: Part, colours: Palette, headline: bool) -> str:
 def _section(section: Section, name: str, colours: Palette, first: bool) -> str:
     """A section; the first table of the first one is what the whole report is about."""
     headline = next((part for part in section.parts if isinstance(part, Table)), None) if first else None
+    if headline and len(headline.columns) > HEADLINE_COLUMNS:
+        headline = None
     parts = "\n".join(_part(part, colours, part is headline) for part in section.parts)
     return (
         f'<section id="{name}" aria-labelledby="{name}-title">\n'
