@@ -31,7 +31,7 @@ class Past(Adapter):
     Args:
         model: the model to adapt.
         momentum: the weight of a batch. A larger one follows changes sooner, and gives a poisoned batch more.
-        every: look at every so manieth batch only. With 4, serving costs no more than with batch statistics.
+        every: look at the first batch of every so many only. With 4, looking adds a quarter of a forward pass.
         options: those of Adapter.
     """
 
