@@ -41,7 +41,14 @@ def narrowed(name: str, **given: Any) -> Recipe:
 def remembering(name: str, share: float, recipe: str = "memory", **given: Any) -> Recipe:
     """A moving average in which a batch has that share."""
     options = {"sema": {"momentum": share, "counted": True}}
-    return replace(narrowed(recipe, options=options, **given), name=name)
+    about = f"Ours: a moving average that includes the batch with a weight of {share:g}."
+    return replace(narrowed(recipe, options=options, **given), name=name, about=about)
+
+
+def past(name: str, recipe: str, **given: Any) -> Recipe:
+    """Answers with the batches before."""
+    about = "Ours: a moving average of the batches before, so that no image depends on another one of its batch."
+    return replace(narrowed(recipe, methods=("past",), **given), name=name, about=about)
 
 
 def plain(recipe: Recipe) -> Recipe:
@@ -51,7 +58,10 @@ def plain(recipe: Recipe) -> Recipe:
 
 def in_order(name: str, recipe: str, **given: Any) -> Recipe:
     """Streams in the order of the file, where all corruptions have the same targets."""
-    return replace(bench.recipes.get(recipe).narrowed(data=["cifar10-c"], **given), name=name)
+    found = bench.recipes.get(recipe).narrowed(data=["cifar10-c"], **given)
+    return replace(
+        found, name=name, about=f"{found.about} In the order of the file: all corruptions have the same targets."
+    )
 
 
 PIECES: dict[str, list[Recipe]] = {
@@ -74,10 +84,8 @@ PIECES: dict[str, list[Recipe]] = {
     ],
     "memory": [
         remembering("memory-no-attack", 0.05, "no-attack", methods=("sema",), estimators=LASTING, batches=50),
-        replace(narrowed("no-attack", methods=("past",), estimators=LASTING, batches=50), name="past-no-attack"),
-        replace(
-            narrowed("memory", methods=("past",), estimators=("image_median",), batches=11), name="past", attacks=EXACT
-        ),
+        past("past-no-attack", "no-attack", estimators=LASTING, batches=50),
+        replace(past("past", "memory", estimators=("image_median",), batches=11), attacks=EXACT),
         remembering("memory", 0.05, methods=("sema",), batches=11),
     ],
     "foresight": [

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -84,17 +84,28 @@ class Results:
         targeted = any("hit" in batch for batch in self.batches)
         return self.success() if targeted and which == "wrong" else self.error(which)
 
+    def complete(self) -> Results:
+        """Only the batches on which all of the attacks were run."""
+        streams: dict[tuple[Any, ...], list[Result]] = {}
+        for result in self.cells:
+            streams.setdefault((*result.stream, result.cell.method, result.cell.estimator), []).append(result)
+        most = max(map(len, streams.values()), default=0)
+        kept = []
+        for group in streams.values():
+            upto = min(len(result.batches) for result in group) if len(group) == most else 0
+            kept += [replace(result, batches=result.batches[:upto]) for result in group if upto]
+        return replace(self, cells=kept)
+
     def worst(self) -> Interval | None:
         """The harm when for every batch the attacker takes the most harmful attack.
 
         Batches on which some of the attacks were not run do not count.
         """
         by_batch: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
-        for result in self.cells:
+        for result in self.complete().cells:
             for number, batch in enumerate(result.batches):
                 by_batch.setdefault((*result.stream, result.cell.method, number), []).append(batch)
-        most = max((len(group) for group in by_batch.values()), default=0)
-        groups = [group for group in by_batch.values() if len(group) == most]
+        groups = list(by_batch.values())
         if not groups:
             return None
         if "hit" in groups[0][0]:

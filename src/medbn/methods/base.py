@@ -135,6 +135,10 @@ class Adapter(Stateful):
         """How a test batch is normalised, where that is not by the layers' own policies."""
         return nullcontext()
 
+    def attacked(self, state: dict[str, Any]) -> AbstractContextManager[None]:
+        """How an attacker who knows that state sees a batch normalised: as it is served, if nothing else is said."""
+        return self.normalising()
+
     def counting(self, inputs: Inputs) -> AbstractContextManager[None]:
         """Leave padding out of the statistics."""
         return hooks.counting_only(self.model, inputs.valid) if self.layers else nullcontext()

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 from torch import nn
 
-from .. import policies
+from .. import hooks, policies
 from ..policies import Policy
 from .base import Adapter
 
@@ -34,9 +34,11 @@ class SEMA(Adapter):
 
     def policy_of(self, layer: str) -> Policy:
         """The moving average, with the weight that the next batch has in it."""
-        if not self.counted:
-            return self.policy
-        return policies.ema(max(self.policy.weight, 1.0 / (self.memory["batches"] + 2)))
+        return self._weighing(self.memory) if self.counted else self.policy
+
+    def attacked(self, state: dict[str, Any]) -> AbstractContextManager[None]:
+        """With the weight that a batch has in that state."""
+        return hooks.normalising_with(self.model, self._weighing(state["memory"])) if self.counted else nullcontext()
 
     @contextmanager
     def averaging(self) -> Iterator[Callable[[], None]]:
@@ -54,6 +56,9 @@ class SEMA(Adapter):
         super()._set_rest(state)
         if self.counted:
             self._weigh()
+
+    def _weighing(self, memory: dict[str, Any]) -> Policy:
+        return policies.ema(max(self.policy.weight, 1.0 / (memory["batches"] + 2)))
 
     def _weigh(self) -> None:
         for name, layer in self.layers.items():

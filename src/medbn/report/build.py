@@ -336,7 +336,7 @@ def _frontier(title: str, panel: Results) -> list[Part]:
     points = []
     for method, estimator in _groups(panel):
         cells = _at(panel, method, estimator)
-        x, y = measure(cells.error("wrong_without")), measure(cells.worst())
+        x, y = measure(cells.complete().error("wrong_without")), measure(cells.worst())
         if x is not None and y is not None:
             label = f"{method_name(method)} + {defence(estimator)}"
             points.append(Point(label, defence(estimator), x, y, method_name(method)))
