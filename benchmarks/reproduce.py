@@ -103,7 +103,10 @@ PIECES: dict[str, list[Recipe]] = {
         narrowed("batch-size-indiscriminate", batches=1, corruptions=FAMILIES),
         narrowed("epsilon", batches=1),
     ],
-    "cumulative": [narrowed("cumulative", batches=3, corruptions=FAMILIES[::2])],
+    "cumulative": [
+        narrowed("cumulative", batches=3, corruptions=FAMILIES[::2]),
+        past("past-cumulative", "cumulative", estimators=LASTING, batches=6, corruptions=FAMILIES[::2]),
+    ],
 }
 
 
@@ -115,6 +118,7 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=1, help="processes (default: 1)")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--batches", type=int, help="of each stream, instead of what is reported")
+    parser.add_argument("--seeds", type=int, nargs="+", help="of the streams, instead of 1: other batches and targets")
     parser.add_argument("--estimators", nargs="+", help="instead of all")
     parser.add_argument("--gradients", nargs="+", help="instead of all")
     parser.add_argument("--smoke", action="store_true", help="on digits and a small model, in seconds")
@@ -153,7 +157,8 @@ def main() -> None:
 
 def _chosen(recipe: Recipe, options: argparse.Namespace) -> Recipe:
     recipe = recipe.smoke() if options.smoke else recipe
-    recipe = recipe.narrowed(batches=options.batches, estimators=options.estimators)
+    seeds = tuple(options.seeds) if options.seeds else None
+    recipe = recipe.narrowed(batches=options.batches, estimators=options.estimators, seeds=seeds)
     if options.gradients and recipe.attacks:
         kept = tuple(attack for attack in recipe.attacks if attack.gradient in options.gradients)
         recipe = replace(recipe, attacks=kept or recipe.attacks)
