@@ -71,7 +71,7 @@ def test_smoke_forms_run_and_report(name, tmp_path):
         assert len(cells) == len(list(smoke.cells()))
         for stored in cells:
             for batch in stored.batches:
-                assert 0 <= batch["wrong"] <= batch["images"]
+                assert 0 <= batch.get("wrong", batch.get("wrong_clean")) <= batch["images"]
         page = report.FORMATS["html"](report.build(store))
     assert smoke.name in page
     assert len(page) < 3_000_000
