@@ -248,6 +248,19 @@ def test_methods_with_the_same_surrogate_share_what_is_crafted(tmp_path, tiny):
     )
 
 
+def test_what_an_attacker_of_past_sees_is_shared_by_its_weight(tiny):
+    from medbn import methods, models
+
+    model = models.get("resnet-small", weights="shipped")
+    attack = Remembering(tiny.attacks[0].make(0), Memo(), "weights")
+    images, labels = torch.rand(4, 1, 16, 16), torch.arange(4)
+    keys = [
+        attack.key(methods.adapt(model, "past", momentum=momentum), images, labels, slice(3, 4))
+        for momentum in (0.05, 0.1, 0.9)
+    ]
+    assert keys[0] == keys[1] != keys[2]  # the first batch weighs a half, or more where the momentum says so
+
+
 def test_a_memo_forgets_the_oldest():
     memo = Memo()
     for number in range(40):

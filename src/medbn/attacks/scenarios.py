@@ -100,6 +100,16 @@ class Cumulative(Scenario):
         """Attack and predict; then the clean batch on the line without attack."""
         poisoned = self.attack(self.adapter, images, labels, self.malicious)
         attacked = _serve(self.adapter, poisoned)
+        return self.outcome(poisoned, attacked, self._serve_untouched(images), images, labels)
+
+    def serve(self, images: Tensor) -> Tensor:
+        """The next batch without attack on both lines; gives the logits of the attacked one."""
+        served = super().serve(images)
+        self._serve_untouched(images)
+        return served
+
+    def _serve_untouched(self, images: Tensor) -> Tensor:
+        """The clean batch on the line that has seen no poison."""
         poisoned_state = self.adapter.snapshot()
         try:
             self.adapter.restore(self.untouched)
@@ -107,19 +117,7 @@ class Cumulative(Scenario):
             self.untouched = self.adapter.snapshot()
         finally:
             self.adapter.restore(poisoned_state)
-        return self.outcome(poisoned, attacked, clean, images, labels)
-
-    def serve(self, images: Tensor) -> Tensor:
-        """The next batch without attack on both lines; gives the logits of the attacked one."""
-        served = super().serve(images)
-        poisoned_state = self.adapter.snapshot()
-        try:
-            self.adapter.restore(self.untouched)
-            _serve(self.adapter, images)
-            self.untouched = self.adapter.snapshot()
-        finally:
-            self.adapter.restore(poisoned_state)
-        return served
+        return clean
 
     def state(self) -> dict[str, Any]:
         """Both lines of states."""

@@ -82,7 +82,9 @@ class Remembering:
         total = hashlib.blake2b(digest_size=16)
         own = {name: (layer.estimator, layer.policy) for name, layer in adapter.layers.items()}
         layers = [(name, id(e.function), e.prior, policy) for name, (e, policy) in own.items()]
-        normalising = type(adapter).normalising.__qualname__, getattr(adapter, "statistics", None), adapter.logits
+        own_ways = tuple(getattr(type(adapter), name).__qualname__ for name in ("normalising", "attacked"))
+        options = tuple(getattr(adapter, name, None) for name in ("statistics", "looking"))
+        normalising = own_ways, options, adapter.logits
         total.update(repr((attack, str(adapter.model), layers, normalising, malicious, images.shape)).encode())
         total.update(self.weights.encode())
         affine = {

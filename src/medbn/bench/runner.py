@@ -254,8 +254,8 @@ class _Stream:
         if self.scenario is None:
             with torch.no_grad():
                 logits = logits_of(self.adapter(images), self.adapter.logits, len(images))
+            wrong = int((logits.argmax(1) != labels).sum())  # which waits for a GPU
             took = time.perf_counter() - began
-            wrong = int((logits.argmax(1) != labels).sum())
             already = int(Targeted().harm(logits, labels, torch.ones_like(labels, dtype=torch.bool)))
             return {"images": len(labels), "wrong": wrong, "already": already, "adapt_s": took}, None
         if number < self.cell.warm_up:
