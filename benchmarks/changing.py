@@ -35,7 +35,8 @@ STREAMS: list[tuple[str, str, dict[str, Any]]] = [
     ("past", "image_median", {"momentum": 0.1}),
     ("past", "image_median", {"momentum": 0.2}),
     ("past", "image_median@0.5", {}),
-    ("past", "image_median@0.5", {"every": 4}),
+    ("past", "image_median@0.5", {"second_looks": 0}),
+    ("past", "image_median@0.5", {"second_looks": 10_000}),
 ]
 
 

@@ -4,7 +4,7 @@
 
 Without a piece, all of them, in this order. Whatever is finished is kept at once: run the same command again until it
 says that all is done. It needs the corrupted images (``medbn data make cifar10-c``), the training images for EATA, and
-``resnet26-cifar10.safetensors`` in the data folder's ``models``. Every stream is shuffled with seed 1, each corruption
+``resnet26-cifar10.safetensors`` in the data folder's ``models``. Every stream is shuffled with a seed, each corruption
 in an order of its own, so that few batches of each are of many different images. ``--seal FILE`` copies the results
 without what is needed to continue. With CUDA's MPS running, several jobs share a GPU.
 """
@@ -28,14 +28,15 @@ DEFENCES = ("mean", "median", "image_median")
 ALL = ("source", "tebn", "tent", "eta", "eata", "sar", "sotta", "sema", "mdia")
 FAMILIES = ("gaussian_noise", "defocus_blur", "fog", "contrast", "jpeg_compression")
 """A corruption of each kind, where there is no time for all."""
-EXACT = bench.recipes.get("targeted-instant").attacks
+SEEDS = (1, 2, 3, 4)
+"""Of the streams: other batches, other targets."""
 LASTING = (*DEFENCES, "image_median@0.5")
 MIXED = bench.recipes.get("frontier").estimators
 
 
-def narrowed(name: str, **given: Any) -> Recipe:
+def narrowed(name: str, seeds: tuple[int, ...] = (1,), **given: Any) -> Recipe:
     """A recipe on CIFAR-10-C, shuffled."""
-    return bench.recipes.get(name).narrowed(data=["cifar10-c"], seeds=(1,), **given)
+    return bench.recipes.get(name).narrowed(data=["cifar10-c"], seeds=seeds, **given)
 
 
 def remembering(name: str, share: float, recipe: str = "memory", **given: Any) -> Recipe:
@@ -51,9 +52,14 @@ def past(name: str, recipe: str, **given: Any) -> Recipe:
     return replace(narrowed(recipe, methods=("past",), **given), name=name, about=about)
 
 
-def plain(recipe: Recipe) -> Recipe:
-    """Without the smooth gradient, which takes twice the time."""
-    return replace(recipe, attacks=tuple(attack for attack in recipe.attacks if attack.gradient != "smooth"))
+def with_attacks(recipe: Recipe, *, objective: str | None = None, gradients: tuple[str, ...] = ()) -> Recipe:
+    """Only some of the attacks."""
+    kept = recipe.attacks
+    if objective:
+        kept = tuple(attack for attack in kept if attack.objective == objective)
+    if gradients:
+        kept = tuple(attack for attack in kept if attack.gradient in gradients)
+    return replace(recipe, attacks=kept)
 
 
 def in_order(name: str, recipe: str, **given: Any) -> Recipe:
@@ -67,12 +73,16 @@ def in_order(name: str, recipe: str, **given: Any) -> Recipe:
 PIECES: dict[str, list[Recipe]] = {
     "no-attack": [narrowed("no-attack", methods=ALL, estimators=DEFENCES, batches=10)],
     "instant": [
-        narrowed("targeted-instant", batches=1),
+        narrowed("targeted-instant", batches=1, seeds=SEEDS),
         narrowed("indiscriminate-instant", batches=1),
     ],
     "worst-case": [
         narrowed("worst-case", estimators=DEFENCES, batches=1),
-        narrowed("worst-case", estimators=("mad", "mad_scaled"), corruptions=FAMILIES[::2], batches=1),
+        with_attacks(
+            narrowed("worst-case", estimators=DEFENCES, batches=1, seeds=SEEDS[1:], methods=("tebn",)),
+            objective="targeted",
+        ),
+        narrowed("worst-case", estimators=("mad", "mad_scaled"), batches=1),
     ],
     "in-order": [
         in_order("in-order", "targeted-instant", methods=["tebn"], batches=2),
@@ -80,32 +90,44 @@ PIECES: dict[str, list[Recipe]] = {
     ],
     "priors": [
         narrowed("no-attack", methods=("tebn",), estimators=MIXED, batches=50),
-        narrowed("frontier", batches=2),
+        narrowed("frontier", estimators=("image_median", "image_median@0.6"), batches=1, seeds=SEEDS),
     ],
     "memory": [
         remembering("memory-no-attack", 0.05, "no-attack", methods=("sema",), estimators=LASTING, batches=50),
         past("past-no-attack", "no-attack", estimators=LASTING, batches=50),
-        replace(past("past", "memory", estimators=("image_median",), batches=11), attacks=EXACT),
+        with_attacks(past("past", "memory", estimators=("image_median@0.5",), batches=11), gradients=("exact",)),
         remembering("memory", 0.05, methods=("sema",), batches=11),
+        with_attacks(
+            remembering("memory", 0.05, methods=("sema",), estimators=("image_median@0.5",), batches=30),
+            gradients=("exact",),
+        ),
     ],
     "foresight": [
-        plain(remembering("memory", 0.05, methods=("sema",), estimators=("image_median",), batches=30)),
-        plain(remembering("memory", 0.05, methods=("sema",), estimators=("image_median@0.5",), batches=20)),
+        with_attacks(
+            remembering("memory", 0.05, methods=("sema",), estimators=("image_median",), batches=30),
+            gradients=("exact", "straight_through"),
+        ),
     ],
     "shares": [
-        plain(remembering(f"share-{share}", share, methods=("sema",), estimators=("image_median",), batches=13))
+        with_attacks(
+            remembering(f"share-{share}", share, methods=("sema",), estimators=("image_median",), batches=13),
+            gradients=("exact",),
+        )
         for share in (0.1, 0.2, 0.5)
     ],
     "ablations": [
+        narrowed("epsilon", batches=1),
         narrowed("malicious-targeted", batches=1),
         narrowed("malicious-indiscriminate", batches=1, corruptions=FAMILIES),
         narrowed("batch-size-targeted", batches=1),
         narrowed("batch-size-indiscriminate", batches=1, corruptions=FAMILIES),
-        narrowed("epsilon", batches=1),
     ],
-    "cumulative": [
-        narrowed("cumulative", batches=3, corruptions=FAMILIES[::2]),
-        past("past-cumulative", "cumulative", estimators=LASTING, batches=6, corruptions=FAMILIES[::2]),
+    "cumulative": [narrowed("cumulative", batches=3, corruptions=FAMILIES[::2])],
+    "poison": [
+        with_attacks(
+            past("past-cumulative", "cumulative", estimators=LASTING, batches=6, corruptions=FAMILIES[::2]),
+            objective="indiscriminate",
+        ),
     ],
 }
 
@@ -118,7 +140,7 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=1, help="processes (default: 1)")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--batches", type=int, help="of each stream, instead of what is reported")
-    parser.add_argument("--seeds", type=int, nargs="+", help="of the streams, instead of 1: other batches and targets")
+    parser.add_argument("--seeds", type=int, nargs="+", help="of the streams: other batches and targets")
     parser.add_argument("--estimators", nargs="+", help="instead of all")
     parser.add_argument("--gradients", nargs="+", help="instead of all")
     parser.add_argument("--smoke", action="store_true", help="on digits and a small model, in seconds")
@@ -160,8 +182,8 @@ def _chosen(recipe: Recipe, options: argparse.Namespace) -> Recipe:
     seeds = tuple(options.seeds) if options.seeds else None
     recipe = recipe.narrowed(batches=options.batches, estimators=options.estimators, seeds=seeds)
     if options.gradients and recipe.attacks:
-        kept = tuple(attack for attack in recipe.attacks if attack.gradient in options.gradients)
-        recipe = replace(recipe, attacks=kept or recipe.attacks)
+        chosen = with_attacks(recipe, gradients=tuple(options.gradients))
+        recipe = chosen if chosen.attacks else recipe
     return recipe
 
 

@@ -74,6 +74,7 @@ TRIED = ("mean", "image_median", "image_trimmed", "image_winsorised", "image_gro
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--cifar", action="store_true", help="CIFAR-10-C and a ResNet-26 instead of digits")
+    parser.add_argument("--estimators", nargs="+", choices=TRIED, default=TRIED, help="instead of all", metavar="E")
     parser.add_argument("--store", type=Path, default=Path("tried.db"))
     options = parser.parse_args()
     gradients = ("exact", "straight_through")
@@ -85,13 +86,14 @@ def main() -> None:
         recipe = replace(recipes.get("worst-case"), settings=(setting,), methods=("tebn",), batches=7)
         recipe = recipe.narrowed(corruptions=("snow", "fog", "jpeg_compression"))
         kinds = tuple(Attack("targeted", steps=40, step_size=2.5 / 255, gradient=g) for g in gradients)
-    recipe = replace(recipe, name="tried", about="Estimators that were not kept.", attacks=kinds, estimators=TRIED)
+    recipe = replace(recipe, name="tried", about="Estimators that were not kept.", attacks=kinds)
+    recipe = recipe.narrowed(estimators=options.estimators)
     place = bench.Place(device="cuda" if torch.cuda.is_available() else "cpu")
     bench.run(recipe, options.store, place=place, command=shlex.join(["python", "benchmarks/tried.py", *sys.argv[1:]]))
     with bench.Store(options.store) as store:
         (results,) = bench.results.read(store, ["tried"])
     print(f"{'estimator':18}{'error':>8}  {'exact':14}{'straight-through':20}{'worst':14}")
-    for name in TRIED:
+    for name in options.estimators:
         print(f"{name:18}{described(results, name, gradients)}")
 
 

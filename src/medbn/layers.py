@@ -27,7 +27,9 @@ class Pass(NamedTuple):
     layer: RobustBatchNorm
     input: Tensor
     batch_centre: Tensor | None
-    """What the estimator made of this batch; None under the policy ``source``, which does not look at it."""
+    """What the estimator made of this batch; None under the policy ``source``, which does not look at it.
+
+    Under ``ema``, a batch is looked at even where it has no weight."""
     batch_variance: Tensor | None
     centre: Tensor
     """What the layer normalised with."""
@@ -173,7 +175,8 @@ class RobustBatchNorm(_BatchNorm):
         return F.batch_norm(input, self.running_mean, self.running_var, self.weight, self.bias, True, factor, self.eps)
 
     def _robust_forward(self, input: Tensor) -> Tensor:
-        if self._share == 0.0:
+        looked_at = self._share > 0.0 or (bool(self._observers) and self._policy.reference == "ema")
+        if not looked_at:
             x, finite = functional.isolate(input) if self._isolates() else (input, None)
             centre, variance = self._held()
             batch = functional.Batch(x, centre, variance, finite, None)
@@ -250,7 +253,8 @@ class RobustBatchNorm(_BatchNorm):
             return centre, variance
         held = [s.to(centre.dtype) for s in self._held()]
         if weight != 1.0:
-            centre, variance = (weight * b + (1.0 - weight) * h for b, h in zip((centre, variance), held, strict=True))
+            pairs = zip((centre, variance), held, strict=True)
+            centre, variance = (functional.mixed(new, old, weight) for new, old in pairs)
         if batch.counted is not None:
             nothing = batch.counted == 0
             centre, variance = (torch.where(nothing, h, s) for s, h in zip((centre, variance), held, strict=True))

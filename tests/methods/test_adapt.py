@@ -765,17 +765,19 @@ def test_a_counted_average_continues_from_a_snapshot(model, batches):
 # --- Past -------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("poison", [100.0, 1e30, torch.nan, torch.inf])
+@pytest.mark.parametrize("second_looks", [0, 5])
 @every_estimator
-def test_past_lets_no_image_see_another_of_its_batch(estimator, model, batches):
-    tta = make(model, "past", estimator)
+def test_past_lets_no_image_see_another_of_its_batch(estimator, second_looks, poison, model, batches):
+    tta = make(model, "past", estimator, second_looks=second_looks)
     for x in batches[:2]:
         tta(x)
     before = tta.snapshot()
     expected = tta(batches[2])
     poisoned = batches[2].clone()
-    poisoned[6:] = 100.0
+    poisoned[6:] = poison
     tta.restore(before)
-    assert torch.equal(tta(poisoned)[:6], expected[:6])
+    torch.testing.assert_close(tta(poisoned)[:6], expected[:6], rtol=0, atol=0)
     tta.restore(before)
     alone = torch.cat([tta.restore(before) or tta(x[None]) for x in batches[2]])
     torch.testing.assert_close(alone, expected)
@@ -813,7 +815,7 @@ def test_only_poison_that_stays_changes_the_answers_of_past(scenario, model, bat
 @pytest.mark.parametrize("valid", [None, torch.arange(12) < 7], ids=["all", "padded"])
 @pytest.mark.parametrize("estimator", ["mean", "image_median", "median@0.5"])
 def test_past_remembers_what_sema_does(valid, estimator, model, batches):
-    past = make(model, "past", estimator, momentum=0.26)
+    past = make(model, "past", estimator, momentum=0.26, second_looks=len(batches))
     sema = make(model, "sema", estimator, momentum=0.26, counted=True)
     for x in batches:
         for tta in (past, sema):
@@ -824,21 +826,49 @@ def test_past_remembers_what_sema_does(valid, estimator, model, batches):
             assert layer.policy == medbn.policies.ema(0.0)  # which is what serves
 
 
-def test_past_looks_at_every_third_batch(model, batches):
-    tta, all_seen = (make(model, "past", every=every) for every in (3, 1))
-    moved = []
-    for x in (*batches, *batches)[:7]:
-        before = state(tta)
-        tta(x)
-        after = state(tta)
-        moved.append(any(not torch.equal(v, after[k]) for k, v in before.items() if k.startswith(".averages")))
-    assert moved == [True, False, False, True, False, False, True]
-    for x in ((*batches, *batches)[i] for i in (0, 3, 6)):
-        all_seen(x)
-    for name, layer in tta.layers.items():
-        assert torch.equal(layer.ema_mean, all_seen.layers[name].ema_mean)
-    with pytest.raises(ValueError, match="every is a number of batches, at least 1; got 0"):
-        make(model, "past", every=0)
+@pytest.mark.parametrize(("second_looks", "expected"), [(0, [1, 1, 1, 1]), (2, [2, 2, 1, 1]), (9, [2, 2, 2, 2])])
+def test_past_takes_a_second_look_at_the_first_batches(second_looks, expected, model, batches):
+    tta = make(model, "past", second_looks=second_looks)
+    passes = [0]
+    tta.model.register_forward_hook(lambda *_: passes.append(passes.pop() + 1))
+    for _ in range(2):
+        taken = []
+        for x in batches[:4]:
+            passes[:] = [0]
+            tta(x)
+            taken += passes
+        assert taken == expected
+        tta.reset()
+
+
+@pytest.mark.parametrize("valid", [None, torch.arange(12) < 7], ids=["all", "padded"])
+@pytest.mark.parametrize("estimator", ["mean", "median", "image_median", "mad", "image_median@0.5"])
+def test_past_sees_in_one_pass_what_its_answer_is_made_of(estimator, valid, model, batches):
+    tta = make(model, "past", estimator, momentum=0.26, second_looks=1)
+    name = estimator.split("@")[0]
+    prior = 0.5 if "@" in estimator else 0.0
+    tta(batches[0], valid=valid)
+    for i, x in enumerate(batches[1:4], start=1):
+        known = {n: (layer.ema_mean.clone(), layer.ema_var.clone()) for n, layer in tta.layers.items()}
+        with medbn.capture(tta.model) as seen:
+            tta(x, valid=valid)
+            assert [o.name for o in seen] == list(known)
+            weight = max(0.26, 1 / (i + 2))
+            for o in seen:
+                layer = tta.layers[o.name]
+                torch.testing.assert_close((o.centre, o.variance), known[o.name])
+                found = medbn.functional.statistics(o.input, name, valid=valid)
+                source = (layer.running_mean, layer.running_var)
+                for new, old, s, made in zip(
+                    found, known[o.name], source, (layer.ema_mean, layer.ema_var), strict=True
+                ):
+                    expected = weight * ((1 - prior) * new + prior * s) + (1 - weight) * old
+                    torch.testing.assert_close(made, expected)
+
+
+def test_past_refuses_wrong_options(model):
+    with pytest.raises(ValueError, match="second_looks is a number of batches, at least 0; got -1"):
+        make(model, "past", second_looks=-1)
     with pytest.raises(ValueError, match="momentum is a weight between 0 and 1, got 2"):
         make(model, "past", momentum=2)
 

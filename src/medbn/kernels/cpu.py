@@ -62,6 +62,8 @@ def _mixed(centre: Tensor, variance: Tensor, held: tuple[Tensor, Tensor] | None,
     if held is None or share == 1.0:
         return centre, variance
     old_centre, old_variance = (s.to(torch.float32) for s in held)
+    if share == 0.0:  # nothing times infinity is NaN
+        return old_centre, old_variance
     return share * centre + (1.0 - share) * old_centre, share * variance + (1.0 - share) * old_variance
 
 

@@ -104,8 +104,9 @@ def _mixed(m, variance, n, held_centre, held_variance, c, C, share, eps, HELD: t
     if HELD:
         hc = tl.load(held_centre + c, mask=c < C, other=0.0).to(tl.float32)
         hv = tl.load(held_variance + c, mask=c < C, other=1.0).to(tl.float32)
-        used = tl.where(n > 0, share * m + (1.0 - share) * hc, hc)
-        spread = tl.where(n > 0, share * variance + (1.0 - share) * hv, hv)
+        mixes = (n > 0) & (share > 0.0)  # nothing times infinity is NaN
+        used = tl.where(mixes, share * m + (1.0 - share) * hc, hc)
+        spread = tl.where(mixes, share * variance + (1.0 - share) * hv, hv)
     return used, 1.0 / tl.sqrt(spread + eps)
 
 

@@ -185,8 +185,9 @@ EXPORT int medbn_median_forward(int isa, const struct layout *at, const float *x
         float spread = variance[c];
         used[c] = centre[c];
         if (held_centre) {
-            used[c] = (float)share * centre[c] + rest * held_centre[c];
-            spread = (float)share * spread + rest * held_variance[c];
+            /* nothing times infinity is NaN */
+            used[c] = share > 0.0 ? (float)share * centre[c] + rest * held_centre[c] : held_centre[c];
+            spread = share > 0.0 ? (float)share * spread + rest * held_variance[c] : held_variance[c];
         }
         scale[c] = (float)(1.0 / sqrt((double)spread + eps));
         gain[c] = weight ? weight[c] * scale[c] : scale[c];
