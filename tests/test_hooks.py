@@ -59,6 +59,19 @@ def test_capture_yields_what_every_layer_saw_and_used(estimator, policy):
         torch.testing.assert_close(y.flatten(1), expected)
 
 
+@pytest.mark.parametrize("policy", ["source", medbn.policies.ema(0.0)])
+@pytest.mark.parametrize("detached", [True, False])
+@pytest.mark.parametrize("estimator", ESTIMATORS)
+def test_capture_looks_at_a_batch_without_weight_if_asked(estimator, detached, policy):
+    model, x = network(estimator, policy), torch.randn(6, 3, 8, 8)
+    expected = model(x)
+    with medbn.capture(model, weightless=True, detached=detached) as seen:
+        torch.testing.assert_close(model(x), expected)
+        for o in seen:
+            torch.testing.assert_close((o.batch_centre, o.batch_variance), statistics(o.input, estimator))
+            assert torch.equal(o.centre, o.layer.running_mean)
+
+
 def test_captured_statistics_are_differentiable():
     model, x = network(), torch.randn(6, 3, 8, 8, requires_grad=True)
     with medbn.capture(model) as seen:

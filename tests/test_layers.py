@@ -225,6 +225,27 @@ def test_a_commit_of_nothing_usable_changes_nothing():
     assert torch.equal(layer.ema_var, var)
 
 
+def test_many_layers_commit_at_once_what_each_would():
+    made = {"weight": (0.2, 0.2, 0.7, 0.2, 0.2), "estimator": ("mean", "median", "mean", "median@0.5", "mean")}
+    dtypes = (torch.float32, torch.float32, torch.float32, torch.float32, torch.float64)
+    one_by_one = [
+        filled(medbn.RobustBatchNorm1d(3 + i, policy=policies.ema(weight), estimator=estimator)).to(dtypes[i])
+        for i, (weight, estimator) in enumerate(zip(*made.values(), strict=True))
+    ]
+    at_once = copy.deepcopy(one_by_one)
+    for _ in range(2):
+        batch = [(torch.randn(3 + i, dtype=dtype), torch.rand(3 + i, dtype=dtype)) for i, dtype in enumerate(dtypes)]
+        batch[1][0][2], batch[3][1][:] = torch.nan, torch.inf
+        for layer, statistic in zip(one_by_one, batch, strict=True):
+            layer.commit(*statistic)
+        medbn.layers.commit(dict(zip(at_once, batch, strict=True)))
+    for layer, other in zip(at_once, one_by_one, strict=True):
+        assert torch.equal(layer.ema_mean, other.ema_mean)
+        assert torch.equal(layer.ema_var, other.ema_var)
+        assert layer.ema_mean.dtype == layer.running_mean.dtype
+    assert len({s.untyped_storage().data_ptr() for one in at_once for s in (one.ema_mean, one.ema_var)}) == 10
+
+
 def test_a_commit_of_the_wrong_shape_is_refused():
     layer = medbn.RobustBatchNorm2d(3, policy="ema")
     with pytest.raises(ValueError, match=r"\(3,\) each; got \(2, 3\)"):

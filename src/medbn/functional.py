@@ -123,7 +123,9 @@ def fused(
         centre, variance = batch.centre, batch.variance
         if held is not None:
             old = [s.to(centre.dtype) for s in held]
-            new = [mixed(s, h, share) for s, h in zip((centre, variance), old, strict=True)]
+            new = (
+                [share * s + (1.0 - share) * h for s, h in zip((centre, variance), old, strict=True)] if share else old
+            )
             empty = torch.zeros((), dtype=torch.bool, device=x.device) if batch.counted is None else batch.counted == 0
             centre, variance = (torch.where(empty, h, s) for h, s in zip(old, new, strict=True))
         return batch.mark(normalise(batch.x, centre, variance, weight, bias, eps))
@@ -131,11 +133,6 @@ def fused(
     mean = backward is not None and softness is None
     wanted = kernels.Wanted(kind, share, eps, mean, softness)
     return kernels.norm(x, weight, bias, held, wanted, again)
-
-
-def mixed(new: Tensor, held: Tensor, share: float) -> Tensor:
-    """Both, of which ``new`` has that share. Where it has none, it may be infinite or NaN."""
-    return share * new + (1.0 - share) * held if share else held
 
 
 def is_batch_norm(x: Tensor, estimator: Estimator, nonfinite: str | None) -> bool:

@@ -33,17 +33,20 @@ class Observation:
     """What the layer normalised with, after its policy."""
     variance: Tensor
     batch_centre: Tensor | None
-    """What the estimator made of this batch; None under the policy ``source``, which does not look at it."""
+    """What the estimator made of this batch; None without weight, unless captured with ``weightless=True``."""
     batch_variance: Tensor | None
 
 
 @contextmanager
-def capture(model: nn.Module, *, inputs: bool = True, detached: bool = False) -> Iterator[list[Observation]]:
+def capture(
+    model: nn.Module, *, inputs: bool = True, detached: bool = False, weightless: bool = False
+) -> Iterator[list[Observation]]:
     """Collect what every robust layer saw and used, in the order of execution.
 
     The list grows with each forward pass and is emptied on exit, so that no activation outlives the context: take what
     you need inside it. ``inputs=False`` keeps the statistics alone. With ``detached=True`` statistics come without
-    gradients, and layers take their fast paths.
+    gradients, and layers take their fast paths. With ``weightless=True`` estimators look at a batch even where it has
+    no weight, as under the policy ``source``.
 
     >>> import torch, medbn
     >>> model = medbn.convert(nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8)))
@@ -62,7 +65,7 @@ def capture(model: nn.Module, *, inputs: bool = True, detached: bool = False) ->
                 found = tuple(None if s is None else s.detach() for s in found)  # type: ignore[assignment]
             seen.append(Observation(name, p.layer, input, *found))
 
-        observe.detached = detached  # type: ignore[attr-defined]
+        observe.detached, observe.weightless = detached, weightless  # type: ignore[attr-defined]
         return observe
 
     installed = [(layer, observer(name)) for name, layer in robust_layers(model).items()]

@@ -8,7 +8,7 @@ pass in eval() writes nothing at all.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -27,9 +27,7 @@ class Pass(NamedTuple):
     layer: RobustBatchNorm
     input: Tensor
     batch_centre: Tensor | None
-    """What the estimator made of this batch; None under the policy ``source``, which does not look at it.
-
-    Under ``ema``, a batch is looked at even where it has no weight."""
+    """What the estimator made of this batch; None where a batch has no weight, and nobody wants to know."""
     batch_variance: Tensor | None
     centre: Tensor
     """What the layer normalised with."""
@@ -175,8 +173,7 @@ class RobustBatchNorm(_BatchNorm):
         return F.batch_norm(input, self.running_mean, self.running_var, self.weight, self.bias, True, factor, self.eps)
 
     def _robust_forward(self, input: Tensor) -> Tensor:
-        looked_at = self._share > 0.0 or (bool(self._observers) and self._policy.reference == "ema")
-        if not looked_at:
+        if self._share == 0.0 and not any(getattr(observe, "weightless", False) for observe in self._observers):
             x, finite = functional.isolate(input) if self._isolates() else (input, None)
             centre, variance = self._held()
             batch = functional.Batch(x, centre, variance, finite, None)
@@ -229,7 +226,8 @@ class RobustBatchNorm(_BatchNorm):
         """What the layer normalises with beside the batch: what it remembers, and its estimator's prior."""
         prior, weight = self._estimator.prior, self._policy.weight
         known = self._remembered()
-        if not prior or self._policy.reference != "ema" or self.running_mean is None or self.running_var is None:
+        mixes = bool(prior and weight) and self._policy.reference == "ema"
+        if not mixes or self.running_mean is None or self.running_var is None:
             return known
         part = weight * prior / (1.0 - self._share)
         source = (self.running_mean, self.running_var)
@@ -252,9 +250,10 @@ class RobustBatchNorm(_BatchNorm):
         if weight == 1.0 and (batch.counted is None or self.running_mean is None):
             return centre, variance
         held = [s.to(centre.dtype) for s in self._held()]
+        if weight == 0.0:
+            return held[0], held[1]
         if weight != 1.0:
-            pairs = zip((centre, variance), held, strict=True)
-            centre, variance = (functional.mixed(new, old, weight) for new, old in pairs)
+            centre, variance = (weight * b + (1.0 - weight) * h for b, h in zip((centre, variance), held, strict=True))
         if batch.counted is not None:
             nothing = batch.counted == 0
             centre, variance = (torch.where(nothing, h, s) for s, h in zip((centre, variance), held, strict=True))
@@ -274,19 +273,7 @@ class RobustBatchNorm(_BatchNorm):
                 f"expected a centre and a variance per channel, ({self.num_features},) each; got {tuple(centre.shape)}"
                 f" and {tuple(variance.shape)}."
             )
-        with torch.no_grad():
-            known = self._remembered()
-            held = [s.to(centre.dtype) for s in known]
-            usable = centre.isfinite() & variance.isfinite()
-            weight, prior = self._policy.weight, self._estimator.prior
-            if prior and self.running_mean is not None and self.running_var is not None:
-                centre = (1.0 - prior) * centre + prior * self.running_mean.to(centre.dtype)
-                variance = (1.0 - prior) * variance + prior * self.running_var.to(variance.dtype)
-            kept = known[0].dtype
-            self.ema_mean, self.ema_var = (
-                torch.where(usable, weight * new + (1.0 - weight) * old, old).to(kept)
-                for new, old in zip((centre, variance), held, strict=True)
-            )
+        commit({self: (centre, variance)})
 
     def reset(self) -> None:
         """Forget the moving average: the policy ``ema`` starts again at the source statistics."""
@@ -325,6 +312,34 @@ class RobustBatchNorm(_BatchNorm):
         """What torch shows, then what is ours."""
         ours = f"{super().extra_repr()}, estimator={self.estimator.name}, policy={self.policy}"  # type: ignore[no-untyped-call]
         return ours + (f", nonfinite={self.nonfinite}" if self.nonfinite else "")
+
+
+def commit(statistics: Mapping[RobustBatchNorm, tuple[Tensor, Tensor]]) -> None:
+    """What ``RobustBatchNorm.commit`` does, for many layers at once, in a few operations."""
+    alike: dict[tuple[Any, ...], list[RobustBatchNorm]] = {}
+    for layer, (centre, _) in statistics.items():
+        kept = layer._remembered()[0].dtype
+        kind = (layer.policy.weight, layer.estimator.prior, kept, centre.dtype, centre.device)
+        alike.setdefault(kind, []).append(layer)
+    for (weight, prior, kept, *_), layers in alike.items():
+        with torch.no_grad():
+            new = _rows([statistics[layer] for layer in layers])
+            old = _rows([layer._remembered() for layer in layers]).to(new.dtype)
+            usable = new.isfinite().all(dim=0)
+            if prior:
+                source = _rows([(layer.running_mean, layer.running_var) for layer in layers])  # type: ignore[misc]
+                new = (1.0 - prior) * new + prior * source.to(new.dtype)
+            made = torch.where(usable, weight * new + (1.0 - weight) * old, old).to(kept)
+            sizes = [layer.num_features for layer in layers]
+            # Copies, not views: a layer's average is its own. torch does not say that this returns something.
+            apart: Any = torch.split_with_sizes_copy
+            for layer, mean, var in zip(layers, *(apart(row, sizes) for row in made), strict=True):
+                layer.ema_mean, layer.ema_var = mean, var
+
+
+def _rows(statistics: list[tuple[Tensor, Tensor]]) -> Tensor:
+    """All centres, and below them all variances."""
+    return torch.cat([s for pair in zip(*statistics, strict=True) for s in pair]).view(2, -1)
 
 
 class RobustBatchNorm1d(RobustBatchNorm, nn.BatchNorm1d):

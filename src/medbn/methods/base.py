@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
-from .. import hooks, policies
+from .. import hooks, layers, policies
 from .._names import unknown
 from ..layers import RobustBatchNorm
 from ..policies import Policy
@@ -144,19 +144,21 @@ class Adapter(Stateful):
         return hooks.counting_only(self.model, inputs.valid) if self.layers else nullcontext()
 
     @contextmanager
-    def averaging(self) -> Iterator[Callable[[], None]]:
-        """Watch the statistics of a pass; the function it gives lets them into the moving averages, afterwards."""
+    def averaging(self, weightless: bool = False) -> Iterator[Callable[[], None]]:
+        """Watch the statistics of a pass; the function it gives lets them into the moving averages, afterwards.
+
+        Those of a batch without weight in that pass only if ``weightless``.
+        """
         found: dict[RobustBatchNorm, tuple[Tensor, Tensor]] = {}
 
         def commit() -> None:
-            for layer, (centre, variance) in found.items():
-                layer.commit(centre, variance)
+            layers.commit(found)
 
         averaged = {name for name in self.layers if self.policy_of(name).reference == "ema"}
         if not averaged:
             yield commit
             return
-        with hooks.capture(self.model, inputs=False, detached=True) as seen:
+        with hooks.capture(self.model, inputs=False, detached=True, weightless=weightless) as seen:
             yield commit
             for o in seen:
                 first = o.name in averaged and o.layer not in found  # a layer that is used twice is committed once

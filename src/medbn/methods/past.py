@@ -55,12 +55,12 @@ class Past(Adapter):
         self._weigh()
 
     @contextmanager
-    def averaging(self) -> Iterator[Callable[[], None]]:
+    def averaging(self, weightless: bool = True) -> Iterator[Callable[[], None]]:
         """Watch the statistics of an answer, unless there will be a second look."""
         if self._looks_again():
             yield lambda: None
             return
-        with super().averaging() as commit:
+        with super().averaging(weightless) as commit:
             yield lambda: self._let_in(commit)
 
     def update(self, inputs: Inputs, output: Any) -> bool:

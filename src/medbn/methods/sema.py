@@ -41,9 +41,9 @@ class SEMA(Adapter):
         return hooks.normalising_with(self.model, self._weighing(state["memory"])) if self.counted else nullcontext()
 
     @contextmanager
-    def averaging(self) -> Iterator[Callable[[], None]]:
+    def averaging(self, weightless: bool = False) -> Iterator[Callable[[], None]]:
         """Count the batch when it is let in."""
-        with super().averaging() as commit:
+        with super().averaging(weightless) as commit:
 
             def counting() -> None:
                 commit()
