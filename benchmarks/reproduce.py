@@ -31,7 +31,7 @@ FAMILIES = ("gaussian_noise", "defocus_blur", "fog", "contrast", "jpeg_compressi
 SEEDS = (1, 2, 3, 4)
 """Of the streams: other batches, other targets."""
 LASTING = (*DEFENCES, "image_median@0.5")
-MIXED = bench.recipes.get("frontier").estimators
+MIXED = (*DEFENCES, "mean@0.6", "median@0.6", *(f"image_median@{prior}" for prior in (0.5, 0.6, 0.7, 0.8)))
 
 
 def narrowed(name: str, seeds: tuple[int, ...] = (1,), **given: Any) -> Recipe:
@@ -97,14 +97,14 @@ PIECES: dict[str, list[Recipe]] = {
         past("past-no-attack", "no-attack", estimators=LASTING, batches=50),
         with_attacks(past("past", "memory", estimators=("image_median@0.5",), batches=11), gradients=("exact",)),
         remembering("memory", 0.05, methods=("sema",), batches=11),
-        with_attacks(
-            remembering("memory", 0.05, methods=("sema",), estimators=("image_median@0.5",), batches=30),
-            gradients=("exact",),
-        ),
     ],
     "foresight": [
         with_attacks(
-            remembering("memory", 0.05, methods=("sema",), estimators=("image_median",), batches=30),
+            remembering("foresight", 0.05, methods=("sema",), estimators=("image_median@0.5",), batches=30),
+            gradients=("exact",),
+        ),
+        with_attacks(
+            remembering("foresight", 0.05, methods=("sema",), estimators=("image_median",), batches=30),
             gradients=("exact", "straight_through"),
         ),
     ],
