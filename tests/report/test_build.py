@@ -260,6 +260,10 @@ def test_several_recipes_and_a_choice_of_them(tmp_path):
             build(store, ["epsilom"])
         for kind, show in FORMATS.items():
             assert len(show(both)) > 1000, kind
+        contents = FORMATS["html"](both).partition("<nav")[2].partition("</nav>")[0]
+        assert contents.count("<a ") == 2
+        assert '<a href="#epsilon-results">epsilon</a>' in contents
+        assert "What was run</a>" in FORMATS["html"](build(store, ["epsilon"]))
 
 
 def test_an_empty_store_has_no_report(tmp_path):

@@ -51,7 +51,8 @@ def build(store: Store, names: Sequence[str] | None = None) -> Document:
     several = len(found) > 1
     sections = [section for results in found for section in _sections(results, store, several)]
     what = found[0].recipe["name"] if not several else f"{len(found)} experiments"
-    return Document(f"medbn: {what}", _lead(found[0]), sections, series)
+    lead = "Each has its tables, its pictures and the commands that ran it." if several else _lead(found[0])
+    return Document(f"medbn: {what}", lead, sections, series)
 
 
 def defence(estimator: str) -> str:
@@ -202,7 +203,8 @@ def _at(results: Results, method: str, estimator: str) -> Results:
 
 
 def _sections(results: Results, store: Store, several: bool) -> list[Section]:
-    prefix = f"{results.recipe['name']}: " if several else ""
+    group = results.recipe["name"] if several else ""
+    prefix = f"{group}: " if group else ""
     panels = _panels(results)
     made: list[tuple[str, str, list[Part]]] = [
         ("Results", results.recipe["about"], [part for title, panel in panels for part in _headline(title, panel)]),
@@ -230,7 +232,7 @@ def _sections(results: Results, store: Store, several: bool) -> list[Section]:
         ("Time", "Seconds per batch, on the machine below.", [_time(results)]),
         ("What was run", "", [_facts(results), *_commands(results)]),
     ]
-    return [Section(prefix + title, parts, lead) for title, lead, parts in made if parts]
+    return [Section(prefix + title, parts, lead, group) for title, lead, parts in made if parts]
 
 
 def _headline(title: str, panel: Results) -> list[Part]:

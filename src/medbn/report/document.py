@@ -141,6 +141,8 @@ class Section:
     parts: Sequence[Part]
     lead: str = ""
     """One or two sentences that say what to see here."""
+    group: str = ""
+    """What it is part of, where a report has several parts: its contents then name these."""
 
 
 @dataclass(frozen=True)

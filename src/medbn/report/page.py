@@ -99,7 +99,7 @@ def _part(part: Part, colours: Palette, headline: bool) -> str:
 
 
 def _section(section: Section, name: str, colours: Palette, first: bool) -> str:
-    """A section; the first table of the first one is what the whole report is about."""
+    """A section; the first table of the first one is what the whole report is about, if that is about one thing."""
     headline = next((part for part in section.parts if isinstance(part, Table)), None) if first else None
     if headline and len(headline.columns) > HEADLINE_COLUMNS:
         headline = None
@@ -125,8 +125,13 @@ def html(document: Document) -> str:
     """The page of a document."""
     colours, used = Palette(document.series), {"top"}
     named = [(markup.slug(section.title, used), section) for section in document.sections]
-    links = "".join(f'<li><a href="#{name}">{markup.inline(section.title)}</a></li>' for name, section in named)
-    sections = "\n".join(_section(section, name, colours, i == 0) for i, (name, section) in enumerate(named))
+    entries: dict[str, str] = {}
+    for name, section in named:
+        entries.setdefault(section.group or section.title, name)
+    links = "".join(f'<li><a href="#{name}">{markup.inline(entry)}</a></li>' for entry, name in entries.items())
+    sections = "\n".join(
+        _section(section, name, colours, i == 0 and not section.group) for i, (name, section) in enumerate(named)
+    )
     title = markup.escape(document.title)
     nav = f'<nav aria-label="Contents"><p>Contents</p><ol>{links}</ol></nav>' if links else ""
     return f"""<!DOCTYPE html>
