@@ -273,7 +273,7 @@ class RobustBatchNorm(_BatchNorm):
                 f"expected a centre and a variance per channel, ({self.num_features},) each; got {tuple(centre.shape)}"
                 f" and {tuple(variance.shape)}."
             )
-        commit({self: (centre, variance)})
+        gathered({self: (centre, variance)})()
 
     def reset(self) -> None:
         """Forget the moving average: the policy ``ema`` starts again at the source statistics."""
@@ -314,14 +314,18 @@ class RobustBatchNorm(_BatchNorm):
         return ours + (f", nonfinite={self.nonfinite}" if self.nonfinite else "")
 
 
-def commit(statistics: Mapping[RobustBatchNorm, tuple[Tensor, Tensor]]) -> None:
-    """What ``RobustBatchNorm.commit`` does, for many layers at once, in a few operations."""
+def gathered(statistics: Mapping[RobustBatchNorm, tuple[Tensor, Tensor]]) -> Callable[..., None]:
+    """What ``RobustBatchNorm.commit`` does, for many layers at once, in a few operations, and in two halves.
+
+    The statistics are gathered now, while a GPU is still busy with what the host is about to wait for. The function
+    that is returned lets them in: by a policy, if it is given one, and else by each layer's own.
+    """
     alike: dict[tuple[Any, ...], list[RobustBatchNorm]] = {}
     for layer, (centre, _) in statistics.items():
         kept = layer._remembered()[0].dtype
-        kind = (layer.policy.weight, layer.estimator.prior, kept, centre.dtype, centre.device)
-        alike.setdefault(kind, []).append(layer)
-    for (weight, prior, kept, *_), layers in alike.items():
+        alike.setdefault((layer._policy, layer._estimator.prior, kept, centre.dtype, centre.device), []).append(layer)
+    parts = []
+    for (own, prior, kept, *_), layers in alike.items():
         with torch.no_grad():
             new = _rows([statistics[layer] for layer in layers])
             old = _rows([layer._remembered() for layer in layers]).to(new.dtype)
@@ -329,12 +333,20 @@ def commit(statistics: Mapping[RobustBatchNorm, tuple[Tensor, Tensor]]) -> None:
             if prior:
                 source = _rows([(layer.running_mean, layer.running_var) for layer in layers])  # type: ignore[misc]
                 new = (1.0 - prior) * new + prior * source.to(new.dtype)
-            made = torch.where(usable, weight * new + (1.0 - weight) * old, old).to(kept)
+        parts.append((layers, own, kept, new, old, usable))
+
+    def commit(policy: Policy | None = None) -> None:
+        for layers, own, kept, new, old, usable in parts:
+            weight = (policy or own).weight
+            with torch.no_grad():
+                made = torch.where(usable, weight * new + (1.0 - weight) * old, old).to(kept)
             sizes = [layer.num_features for layer in layers]
             # Copies, not views: a layer's average is its own. torch does not say that this returns something.
             apart: Any = torch.split_with_sizes_copy
             for layer, mean, var in zip(layers, *(apart(row, sizes) for row in made), strict=True):
-                layer.ema_mean, layer.ema_var = mean, var
+                layer._buffers["ema_mean"], layer._buffers["ema_var"] = mean, var
+
+    return commit
 
 
 def _rows(statistics: list[tuple[Tensor, Tensor]]) -> Tensor:

@@ -16,7 +16,7 @@ METHODS = {
     "sotta": {"confidence": 0.2, "capacity": 10},
     "sema": {},
     "mdia": {"terminal": 2},
-    "past": {},
+    "past": {"batch_size": 12},
 }
 LEARNING = ["tent", "eta", "eata", "sar", "sotta"]
 ADAPTING = [name for name in METHODS if name != "source"]

@@ -223,7 +223,7 @@ def test_sema_in_closed_form(estimator):
 
 @pytest.mark.parametrize("estimator", ["mean", "median", "image_median"])
 def test_past_in_closed_form(estimator):
-    tta = medbn.adapt(Lonely(), "past", estimator, momentum=0.5)
+    tta = medbn.adapt(Lonely(), "past", estimator, momentum=0.5, batch_size=len(stream()[0]))
     bn = Lonely().bn
     mean, var = bn.running_mean.clone(), bn.running_var.clone()
     for x in stream():

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from .. import hooks, stand_ins
 from .._names import unknown
+from ..cuda_graphs import Unrecordable
 from ..functional import statistics
 from ..methods.base import Adapter
 from ..methods.surrogate import View
@@ -242,7 +243,7 @@ class DIA:
 
             try:
                 return graphs.recorded(adapter, key, given, step, logits=self.check_every is not None)
-            except graphs.Unrecordable as error:
+            except Unrecordable as error:
                 reason = str(error)
                 if self.graph is None:
                     graphs.warn(reason)

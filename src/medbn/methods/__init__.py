@@ -59,17 +59,21 @@ def options(method: str, preset: str = "cifar10") -> dict[str, Any]:
     """A method's options and their values under a preset.
 
     >>> options("sema")
-    {'momentum': 0.2, 'counted': False, 'logits': None, 'predict': 'before', 'seed': 0}
+    {'momentum': 0.2, 'counted': False, 'logits': None, 'predict': 'before', 'seed': 0, 'graph': False}
     """
     if preset not in PRESETS:
         raise unknown("preset", preset, PRESETS)
     kind = get(method)
     found: dict[str, Any] = {}
     for base in kind.__mro__:
-        if issubclass(base, Adapter):
-            for name, parameter in inspect.signature(base.__init__).parameters.items():
-                if parameter.kind is inspect.Parameter.KEYWORD_ONLY:
-                    found.setdefault(name, parameter.default)
+        if "__init__" not in vars(base):
+            continue
+        parameters = inspect.signature(vars(base)["__init__"]).parameters.values()
+        for parameter in parameters:
+            if parameter.kind is inspect.Parameter.KEYWORD_ONLY:
+                found.setdefault(parameter.name, parameter.default)
+        if all(parameter.kind is not inspect.Parameter.VAR_KEYWORD for parameter in parameters):
+            break  # it passes nothing on
     return {**found, **kind.presets.get(preset, {})}
 
 

@@ -21,6 +21,7 @@ from .. import hooks, layers, policies
 from .._names import unknown
 from ..layers import RobustBatchNorm
 from ..policies import Policy
+from .answers import Answers
 from .calls import Inputs, Logits, Predictions, detached, logits_of
 from .stages import last_stage
 from .state import Stateful
@@ -41,6 +42,10 @@ class Adapter(Stateful):
         predict: ``"before"`` returns the predictions made on the way to the update (one forward pass; what TENT, EATA
             and SAR return), ``"after"`` those of the updated model (the MedBN paper's metric; one more forward pass).
         seed: of the method's own random choices.
+        graph: play the forward pass back from a CUDA graph: the same numbers, sooner where images are small. Calls of
+            one kind, which differ in the values of their tensors alone, are recorded when they come for the second
+            time. Not for models whose own code keeps something from call to call, or decides by values; and not for
+            methods that learn.
 
     An adapter changes as it serves, so it serves one thread at a time.
     """
@@ -56,12 +61,18 @@ class Adapter(Stateful):
         logits: Logits = None,
         predict: str = "before",
         seed: int = 0,
+        graph: bool = False,
     ) -> None:
         super().__init__(model, seed)
         if predict not in ("before", "after"):
             raise unknown("predict", predict, ("before", "after"))
         self.logits = logits
         self.predict = predict
+        self.graph = graph
+        self._answers = Answers()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_answers": Answers()}  # a recording is of this very adapter
 
     @torch.enable_grad()
     def begin(self) -> Adapter:
@@ -98,10 +109,10 @@ class Adapter(Stateful):
         if self.model.training:
             self.model.eval()
         # The contexts stay open during the backward pass, where activation checkpointing runs layers again.
-        with torch.set_grad_enabled(bool(self.learned)), self.normalising(), self.counting(inputs):
-            with self.averaging() as commit:
-                output = self.run(inputs)
-            self.check(inputs, output)
+        counting = nullcontext() if inputs.valid is None else self.counting(inputs)
+        with torch.set_grad_enabled(bool(self.learned)), self.normalising(), counting:
+            output, commit = self.answer(inputs)
+            images = self.check(inputs, output)
             before = self.snapshot() if self.fails_late() else None
             try:
                 if self.update(inputs, output) and self.predict == "after":
@@ -111,13 +122,29 @@ class Adapter(Stateful):
                 if before is not None:
                     self.restore(before)
                 raise
-        commit()
+        commit(images)
         return tree_map(detached, output)
 
-    def check(self, inputs: Inputs, output: Any) -> None:
-        """Refuse a batch that leaves nothing to adapt on, before anything has changed."""
-        if not bool(inputs.finite_in(output).any()):
+    def answer(self, inputs: Inputs) -> tuple[Any, Callable[[int], None]]:
+        """The model's output, and what lets a batch of so many images into the moving averages."""
+        recording = self._answers.get(self, inputs) if self.graph else None
+        if recording is not None:
+            output, gather = recording.play(inputs)
+        else:
+            with self.averaging() as gather:
+                output = self.run(inputs)
+        return output, gather()
+
+    def settled(self) -> bool:
+        """Whether the next batches are answered alike, but for their images and the moving averages."""
+        return True
+
+    def check(self, inputs: Inputs, output: Any) -> int:
+        """Refuse a batch that leaves nothing to adapt on, before anything has changed; how many images there are."""
+        images = int(inputs.finite_in(output).sum())
+        if not images:
             raise ValueError(NOTHING_FINITE)
+        return images
 
     def update(self, inputs: Inputs, output: Any) -> bool:
         """Learn from one batch; whether the model now predicts differently. Methods that learn override this."""
@@ -135,8 +162,8 @@ class Adapter(Stateful):
         """How a test batch is normalised, where that is not by the layers' own policies."""
         return nullcontext()
 
-    def attacked(self, state: dict[str, Any]) -> AbstractContextManager[None]:
-        """How an attacker who knows that state sees a batch normalised: as it is served, if nothing else is said."""
+    def attacked(self, state: dict[str, Any], images: int) -> AbstractContextManager[None]:
+        """How an attacker who knows that state sees so many images normalised: as served, if nothing else is said."""
         return self.normalising()
 
     def counting(self, inputs: Inputs) -> AbstractContextManager[None]:
@@ -144,26 +171,31 @@ class Adapter(Stateful):
         return hooks.counting_only(self.model, inputs.valid) if self.layers else nullcontext()
 
     @contextmanager
-    def averaging(self, weightless: bool = False) -> Iterator[Callable[[], None]]:
-        """Watch the statistics of a pass; the function it gives lets them into the moving averages, afterwards.
+    def averaging(self, weightless: bool = False) -> Iterator[Callable[[], Callable[[int], None]]]:
+        """Watch the statistics of a pass; those of a batch without weight in that pass only if ``weightless``.
 
-        Those of a batch without weight in that pass only if ``weightless``.
+        The function that it gives gathers them, afterwards, and gives the one that lets them into the moving averages,
+        which wants to know of how many images they are.
         """
         found: dict[RobustBatchNorm, tuple[Tensor, Tensor]] = {}
 
-        def commit() -> None:
-            layers.commit(found)
+        def gather() -> Callable[[int], None]:
+            return partial(self.let_in, layers.gathered(found))
 
         averaged = {name for name in self.layers if self.policy_of(name).reference == "ema"}
         if not averaged:
-            yield commit
+            yield gather
             return
         with hooks.capture(self.model, inputs=False, detached=True, weightless=weightless) as seen:
-            yield commit
+            yield gather
             for o in seen:
                 first = o.name in averaged and o.layer not in found  # a layer that is used twice is committed once
                 if first and o.batch_centre is not None and o.batch_variance is not None:
                     found[o.layer] = o.batch_centre.detach(), o.batch_variance.detach()
+
+    def let_in(self, commit: Callable[..., None], images: int) -> None:
+        """Let statistics of so many images into the moving averages, by the layers' policies if no other is given."""
+        commit()
 
     def train(self, mode: bool = True) -> Adapter:
         """Adapters run their model in eval() always, so that dropout is off."""

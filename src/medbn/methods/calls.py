@@ -160,15 +160,28 @@ def mean_over(values: Tensor, rows: Tensor) -> Tensor:
 
 def detached(value: Any) -> Any:
     """A model's output without its graph, whatever it is made of."""
+    return _rebuilt(value, Tensor.detach)
+
+
+def copied(value: Any) -> Any:
+    """A model's output that nobody else writes to, whatever it is made of."""
+    return _rebuilt(value, Tensor.clone)
+
+
+def _rebuilt(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
     if isinstance(value, Tensor):
-        return value.detach()
+        return change(value)
+
+    def within(part: Any) -> Any:
+        return tree_map(lambda leaf: _rebuilt(leaf, change), part)
+
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        fields = {f.name: tree_map(detached, getattr(value, f.name)) for f in dataclasses.fields(value)}
+        fields = {f.name: within(getattr(value, f.name)) for f in dataclasses.fields(value)}
         value = copy.copy(value)
         for name, part in fields.items():
             object.__setattr__(value, name, part)
     elif isinstance(value, MutableMapping):
-        parts = {key: tree_map(detached, part) for key, part in value.items()}
+        parts = {key: within(part) for key, part in value.items()}
         value = copy.copy(value)
         value.update(parts)
     return value

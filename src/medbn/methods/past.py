@@ -24,9 +24,13 @@ class Past(Adapter):
     ``momentum`` in those, and a robust estimator bounds what its malicious images make of that; an attacker who hits
     every batch has her share of them all, as with batch statistics, but must know beforehand whom to harm.
 
-    The average starts at the training statistics, and these and all batches so far weigh alike until a batch would
-    weigh less than ``momentum``. So the first batch is answered by the source model, and after a change of the images
-    it takes about 1 / ``momentum`` batches to forget.
+    Images weigh alike, however calls are cut: one of few images, or of few that are finite and not padding, weighs
+    accordingly less. A median needs company all the same: statistics of a single image are that image's own, so that
+    many such calls add up to a mean. Collect images into batches before they are answered.
+
+    The average starts at the training statistics, and these, as ``batch_size`` images, and all images so far weigh
+    alike until a batch would weigh less than ``momentum``. So the first batch is answered by the source model, and
+    after a change of the images it takes about 1 / ``momentum`` batches to forget.
 
     A batch's statistics are taken in the forward pass that answers it, so they are those of activations that the
     average *before* the batch has normalised. As long as a batch has a large weight, that is a bad guess for deep
@@ -39,59 +43,70 @@ class Past(Adapter):
     Args:
         model: the model to adapt.
         momentum: the weight of a batch. A larger one follows changes sooner, and gives a poisoned batch more.
+        batch_size: how many images that batch has.
         second_looks: how many batches are looked at in a second forward pass, from the start or ``reset()`` on.
         options: those of Adapter.
     """
 
     policy = policies.ema(0.0)
 
-    def __init__(self, model: nn.Module, *, momentum: float = 0.05, second_looks: int = 5, **options: Any) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        momentum: float = 0.05,
+        batch_size: int = 200,
+        second_looks: int = 5,
+        **options: Any,
+    ) -> None:
         super().__init__(model, **options)
-        if not isinstance(second_looks, int) or second_looks < 0:
-            raise ValueError(f"second_looks is a number of batches, at least 0; got {second_looks!r}.")
+        for name, value, least in (("batch_size", batch_size, 1), ("second_looks", second_looks, 0)):
+            if not isinstance(value, int) or isinstance(value, bool) or value < least:
+                of = "images" if name == "batch_size" else "batches"
+                raise ValueError(f"{name} is a number of {of}, at least {least}; got {value!r}.")
         self.momentum = policies.ema(momentum).weight
+        self.batch_size = batch_size
         self.second_looks = second_looks
-        self.memory["batches"] = 0
-        self._weigh()
+        self.memory |= {"batches": 0, "images": 0}
 
     @contextmanager
-    def averaging(self, weightless: bool = True) -> Iterator[Callable[[], None]]:
+    def averaging(self, weightless: bool = True) -> Iterator[Callable[[], Callable[[int], None]]]:
         """Watch the statistics of an answer, unless there will be a second look."""
         if self._looks_again():
-            yield lambda: None
+            yield lambda: lambda images: None
             return
-        with super().averaging(weightless) as commit:
-            yield lambda: self._let_in(commit)
+        with super().averaging(weightless) as gather:
+            yield gather
+
+    def let_in(self, commit: Callable[..., None], images: int) -> None:
+        """With the weight of so many images."""
+        commit(self.weighing(images, self.memory))
+        self.memory["batches"] += 1
+        self.memory["images"] += images
 
     def update(self, inputs: Inputs, output: Any) -> bool:
         """Look at the batch again, now that it is answered, and let it in."""
         if self._looks_again():
-            view = hooks.normalising_with(self.model, self.looking)
-            with torch.no_grad(), view, super().averaging() as commit:
+            images = int(inputs.finite_in(output).sum())
+            view = hooks.normalising_with(self.model, self.weighing(images, self.memory))
+            with torch.no_grad(), view, super().averaging() as gather:
                 self.run(inputs)
-            self._let_in(commit)
+            gather()(images)
         return False
 
-    def attacked(self, state: dict[str, Any]) -> AbstractContextManager[None]:
+    def settled(self) -> bool:
+        """Once there are no second looks."""
+        return not self._looks_again()
+
+    def attacked(self, state: dict[str, Any], images: int) -> AbstractContextManager[None]:
         """With an average that includes the batch."""
-        return hooks.normalising_with(self.model, self._weighing(state["memory"]))
+        return hooks.normalising_with(self.model, self.weighing(images, state["memory"]))
+
+    def weighing(self, images: int, memory: dict[str, Any]) -> Policy:
+        """How a batch of so many images is let in, given what is remembered."""
+        most = images / (self.batch_size + images)
+        counted = images / (self.batch_size + memory["images"] + images)
+        return policies.ema(min(max(self.momentum * (images / self.batch_size), counted), most))
 
     def _looks_again(self) -> bool:
         return bool(self.memory["batches"] < self.second_looks)
-
-    def _let_in(self, commit: Callable[[], None]) -> None:
-        with hooks.normalising_with(self.model, self.looking):
-            commit()
-        self.memory["batches"] += 1
-        self._weigh()
-
-    def _set_rest(self, state: dict[str, Any]) -> None:
-        super()._set_rest(state)
-        self._weigh()
-
-    def _weigh(self) -> None:
-        self.looking = self._weighing(self.memory)
-        """With which the next batch is let in."""
-
-    def _weighing(self, memory: dict[str, Any]) -> Policy:
-        return policies.ema(max(self.momentum, 1.0 / (memory["batches"] + 2)))

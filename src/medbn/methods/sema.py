@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from torch import nn
@@ -36,21 +36,20 @@ class SEMA(Adapter):
         """The moving average, with the weight that the next batch has in it."""
         return self._weighing(self.memory) if self.counted else self.policy
 
-    def attacked(self, state: dict[str, Any]) -> AbstractContextManager[None]:
+    def settled(self) -> bool:
+        """Once a batch weighs what all later ones do."""
+        return not self.counted or self._weighing(self.memory).weight == self.policy.weight
+
+    def attacked(self, state: dict[str, Any], images: int) -> AbstractContextManager[None]:
         """With the weight that a batch has in that state."""
         return hooks.normalising_with(self.model, self._weighing(state["memory"])) if self.counted else nullcontext()
 
-    @contextmanager
-    def averaging(self, weightless: bool = False) -> Iterator[Callable[[], None]]:
+    def let_in(self, commit: Callable[..., None], images: int) -> None:
         """Count the batch when it is let in."""
-        with super().averaging(weightless) as commit:
-
-            def counting() -> None:
-                commit()
-                self.memory["batches"] += 1
-                self._weigh()
-
-            yield counting if self.counted else commit
+        super().let_in(commit, images)
+        if self.counted:
+            self.memory["batches"] += 1
+            self._weigh()
 
     def _set_rest(self, state: dict[str, Any]) -> None:
         super()._set_rest(state)
@@ -61,5 +60,6 @@ class SEMA(Adapter):
         return policies.ema(max(self.policy.weight, 1.0 / (memory["batches"] + 2)))
 
     def _weigh(self) -> None:
-        for name, layer in self.layers.items():
-            layer.policy = self.policy_of(name)
+        policy = self._weighing(self.memory)
+        for layer in self.layers.values():
+            layer.policy = policy

@@ -67,6 +67,10 @@ class SoTTA(Learner):
         """By SoTTA's own rule a test batch has no part in the average that normalises it."""
         return nullcontext() if self.statistics == "batch" else hooks.normalising_with(self.model, HELD)
 
+    def let_in(self, commit: Callable[..., None], images: int) -> None:
+        """By its own policy, whatever the layers followed when they saw the images."""
+        commit(self.policy)
+
     def fails_late(self) -> bool:
         """Always: it remembers before it learns."""
         return True
@@ -87,7 +91,7 @@ class SoTTA(Learner):
         """One sharpness-aware step on the memory's entropy; by SoTTA's own rule with the memory's own statistics."""
         own = nullcontext() if self.statistics == "batch" else hooks.normalising_with(self.model, policies.batch())
         with self.counting(inputs), own:
-            with self.averaging() as commit:
+            with self.averaging() as gather:
                 loss = self._entropy(inputs)
             if loss is None:
                 return False
@@ -97,8 +101,7 @@ class SoTTA(Learner):
             if gradients is None or not self.descend(gradients):
                 return False
         if self.statistics == "memory":
-            with hooks.normalising_with(self.model, self.policy):
-                commit()
+            gather()(inputs.size)
         return True
 
     def loss(self, predictions: Predictions, memory: dict[str, Any], learned: dict[str, Tensor]) -> Tensor | None:

@@ -59,7 +59,7 @@ class View:
             model.eval()
         through = hooks.backward_through(model, self.stand_in) if self.stand_in and adapter.layers else nullcontext()
         unrolls = bool(self.unroll and adapter.learned)
-        with adapter.attacked(state), adapter.counting(inputs):
+        with adapter.attacked(state, inputs.size), adapter.counting(inputs):
             # With a stand-in the step has other gradients too: its values are those of the true step all the same.
             true = adapter.unrolled(logits, state, inputs) if unrolls and self.stand_in else {}
             with through:
