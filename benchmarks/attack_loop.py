@@ -11,11 +11,11 @@ adapter stands in a column of its own. Throughput is relative to the paper autho
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import json
 import platform
 import statistics
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
@@ -26,7 +26,7 @@ from typing import Any
 import torch
 
 import medbn
-from medbn import models
+from medbn import cli, models
 from medbn.attacks import DIA, Targeted
 from medbn.bench import Place
 from medbn.bench.runner import deterministic
@@ -59,7 +59,7 @@ def main() -> None:
     for name, values in axes.items():
         wrong = [value for value in values if value not in AXES[name]]
         if wrong:
-            raise SystemExit(f"--{name.replace('_', '-')} takes {', '.join(AXES[name])}, not {wrong[0]}.")
+            raise ValueError(f"--{name.replace('_', '-')} takes {', '.join(AXES[name])}, not {wrong[0]}.")
     if device.type != "cuda":
         axes |= {"loop": ["plain"], "tf32": ["off"], "cudnn_benchmark": ["off"]}
     if options.profile:
@@ -91,7 +91,7 @@ def main() -> None:
 
 
 def parsed() -> Any:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser = cli.Parser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--model", default="resnet26")
     parser.add_argument("--weights", help="a file; random weights without")
@@ -121,11 +121,11 @@ class Candidate:
         torch.manual_seed(0)
         form = FORMATS[choice["layout"]]
         model = models.get(options.model, weights=options.weights, classes=10, channels=3)
-        model = model.to(self.device).to(memory_format=form)
+        model = model.to(self.device).to(memory_format=form)  # type: ignore[call-overload]
         shape = (options.images, 3, options.size, options.size)
         batches = [torch.rand(shape, generator=g).to(self.device).contiguous(memory_format=form) for _ in range(2)]
         self.images, self.labels = batches[1], torch.randint(10, shape[:1], generator=g).to(self.device)
-        extra = {"confidence": 0.0} if choice["method"] == "sotta" else {}
+        extra: dict[str, Any] = {"confidence": 0.0} if choice["method"] == "sotta" else {}
         self.attack = DIA(
             Targeted(0), steps=options.steps, gradient=choice["gradient"], graph=choice["loop"] == "graph"
         )
@@ -216,4 +216,4 @@ def profile(candidate: Candidate, options: Any) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(cli.answer("attack_loop.py", main))

@@ -3,8 +3,8 @@
     python benchmarks/changing.py [--batches 10] [--json changing-h200.json]
 
 Every corruption lasts for a number of batches of 200. It needs what ``reproduce.py`` needs. The error is the mean over
-everything; of the first batch of each corruption; of the fifth; and of the last. The time is that of a batch, against
-the time that TeBN with BatchNorm takes for the same one.
+everything; of the first batch of each corruption; of the fifth, if there is one; and of the last. The time is that of a
+batch, against the time that TeBN with BatchNorm takes for the same one.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
+import sys
 import time
 import zlib
 from pathlib import Path
@@ -20,9 +21,11 @@ from typing import Any
 import torch
 
 import medbn
-from medbn import data, models
+from cifar import resnet26
+from medbn import cli, data
 from medbn.bench import Place
 from medbn.bench.runner import deterministic, facts
+from medbn.cli import terminal
 from medbn.data import corruptions
 
 STREAMS: list[tuple[str, str, dict[str, Any]]] = [
@@ -41,15 +44,14 @@ STREAMS: list[tuple[str, str, dict[str, Any]]] = [
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--batches", type=int, nargs="+", default=[10, 50], help="of each corruption")
-    parser.add_argument("--size", type=int, default=200, help="images in a batch")
+    parser = cli.Parser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--batches", type=terminal.positive, nargs="+", default=[10, 50], help="of each corruption")
+    parser.add_argument("--size", type=terminal.positive, default=200, help="images in a batch")
     parser.add_argument("--root", type=Path, help="where datasets lie")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--json", type=Path, metavar="FILE")
     options = parser.parse_args()
-    weights = data.find_root(options.root) / "models" / "resnet26-cifar10.safetensors"
-    model = models.get("resnet26", weights=weights, classes=10, channels=3).to(options.device)
+    model = resnet26(options.root, terminal.device(options.device))
     place = Place(device=options.device)
     with deterministic(place):
         rows = [row for batches in options.batches for row in measured(model, batches, options)]
@@ -60,7 +62,8 @@ def main() -> None:
     )
     for row in rows:
         given = ", ".join(f"{name}={value}" for name, value in row["options"].items())
-        errors = "".join(f"{row[part]:8.1f}" for part in ("all", "first", "fifth", "last"))
+        found = [row[part] for part in ("all", "first", "fifth", "last")]
+        errors = "".join(f"{'–':>8}" if error is None else f"{error:8.1f}" for error in found)
         print(f"{row['method']:8}{row['estimator']:18}{given:34}{row['batches']:8}{errors}{row['time']:8.2f}")
     if options.json:
         options.json.write_text(json.dumps({"facts": machine, "rows": rows}, indent=1) + "\n")
@@ -85,14 +88,18 @@ def measured(model: torch.nn.Module, batches: int, options: argparse.Namespace) 
     rows = []
     plain = times[[stream[:2] for stream in STREAMS].index(("tebn", "mean"))]
     for (method, estimator, given), counted, taken in zip(STREAMS, wrong, times, strict=True):
-        table = torch.tensor(counted).double().mul(100 / options.size)
-        parts = {"all": table, "first": table[:, 0], "fifth": table[:, min(4, batches - 1)], "last": table[:, -1]}
-        errors = {name: round(part.mean().item(), 2) for name, part in parts.items()}
+        errors = averaged(torch.tensor(counted).double().mul(100 / options.size))
         ratio = statistics.fmean(t / p for t, p in zip(taken, plain, strict=True))
         row = {"method": method, "estimator": estimator, "options": given, "batches": batches}
         rows.append({**row, **errors, "time": round(ratio, 3)})
     return rows
 
 
+def averaged(table: torch.Tensor) -> dict[str, float | None]:
+    """Errors of corruptions (rows) by batch (columns), averaged; None where there is no fifth batch."""
+    parts = {"all": table, "first": table[:, :1], "fifth": table[:, 4:5], "last": table[:, -1:]}
+    return {name: round(part.mean().item(), 2) if part.numel() else None for name, part in parts.items()}
+
+
 if __name__ == "__main__":
-    main()
+    sys.exit(cli.answer("changing.py", main))

@@ -8,20 +8,22 @@ of the same batch should come out here as well. It takes ten minutes on two core
 
 from __future__ import annotations
 
-import argparse
+import sys
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
 import medbn
-from medbn import data, models
+from cifar import resnet26
+from medbn import cli, data
+from medbn.cli import terminal
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser = cli.Parser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--corruption", default="jpeg_compression")
-    parser.add_argument("--batch", type=int, default=1, help="its number, from 0 (default: 1)")
+    parser.add_argument("--batch", type=terminal.natural, default=1, help="its number, from 0 (default: 1)")
     parser.add_argument("--lower", action="store_true", help="the lower of the two middle values, not their average")
     parser.add_argument("--root", type=Path, help="where datasets lie")
     options = parser.parse_args()
@@ -35,10 +37,11 @@ def main() -> None:
         return centre, centre_of(within) + (1.4826 * centre_of((means - centre).abs())).square()
 
     medbn.estimators.register("plain", plain)
-    weights = data.find_root(options.root) / "models" / "resnet26-cifar10.safetensors"
-    adapter = medbn.adapt(models.get("resnet26", weights=weights, classes=10, channels=3), "tebn", "plain")
+    adapter = medbn.adapt(resnet26(options.root), "tebn", "plain")
     stream = data.load("cifar10-c", corruption=options.corruption, severity=5, root=options.root)
-    images, labels = list(stream.batches(200, limit=options.batch + 1))[options.batch]
+    if options.batch >= len(stream) // 200:
+        raise ValueError(f"--batch goes from 0 to {len(stream) // 200 - 1}, not to {options.batch}.")
+    images, labels = next(stream.batches(200, first=options.batch, limit=1))
     objective, benign = medbn.attacks.Targeted(), torch.arange(200) < 160
     poisoned = medbn.attacks.DIA(objective)(adapter, images, labels, slice(160, 200))
     with torch.no_grad():
@@ -49,4 +52,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(cli.answer("plain.py", main))

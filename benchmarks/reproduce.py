@@ -21,8 +21,10 @@ from typing import Any
 
 import torch
 
-from medbn import bench
+from medbn import bench, cli
 from medbn.bench import Event, Recipe
+from medbn.bench.recipes import GRADIENTS
+from medbn.cli import terminal
 
 DEFENCES = ("mean", "median", "image_median")
 ALL = ("source", "tebn", "tent", "eta", "eata", "sar", "sotta", "sema", "mdia")
@@ -52,6 +54,12 @@ def past(name: str, recipe: str, **given: Any) -> Recipe:
     return replace(narrowed(recipe, methods=("past",), **given), name=name, about=about)
 
 
+def poisoned(name: str, **given: Any) -> Recipe:
+    """The same, every batch poisoned against everybody, by three gradients."""
+    found = replace(past(name, "worst-case", corruptions=FAMILIES[::2], **given), scenario="cumulative")
+    return with_attacks(found, objective="indiscriminate")
+
+
 def with_attacks(recipe: Recipe, *, objective: str | None = None, gradients: tuple[str, ...] = ()) -> Recipe:
     """Only some of the attacks."""
     kept = recipe.attacks
@@ -75,6 +83,7 @@ PIECES: dict[str, list[Recipe]] = {
     "instant": [
         narrowed("targeted-instant", batches=1, seeds=SEEDS),
         narrowed("indiscriminate-instant", batches=1),
+        narrowed("indiscriminate-instant", batches=1, methods=("tebn",), seeds=SEEDS[1:]),
     ],
     "worst-case": [
         narrowed("worst-case", estimators=DEFENCES, batches=1),
@@ -107,6 +116,7 @@ PIECES: dict[str, list[Recipe]] = {
             remembering("foresight", 0.05, methods=("sema",), estimators=("image_median",), batches=30),
             gradients=("exact", "straight_through"),
         ),
+        remembering("foresight-gradients", 0.05, methods=("sema",), estimators=("image_median@0.5",), batches=14),
     ],
     "shares": [
         with_attacks(
@@ -119,30 +129,38 @@ PIECES: dict[str, list[Recipe]] = {
         narrowed("epsilon", batches=1),
         narrowed("malicious-targeted", batches=1),
         narrowed("malicious-indiscriminate", batches=1, corruptions=FAMILIES),
+        replace(
+            with_attacks(
+                narrowed("worst-case", batches=1, methods=("tebn",), estimators=DEFENCES[1:]), objective="targeted"
+            ),
+            name="malicious-gradients",
+            about="Ours: many malicious images, targeted, and the worst of three gradients.",
+            settings=bench.recipes.get("malicious-targeted").narrowed(data=["cifar10-c"]).settings[-2:],
+        ),
         narrowed("batch-size-targeted", batches=1),
         narrowed("batch-size-indiscriminate", batches=1, corruptions=FAMILIES),
     ],
     "cumulative": [narrowed("cumulative", batches=3, corruptions=FAMILIES[::2])],
     "poison": [
+        poisoned("past-cumulative", estimators=LASTING, batches=6),
         with_attacks(
-            past("past-cumulative", "cumulative", estimators=LASTING, batches=6, corruptions=FAMILIES[::2]),
-            objective="indiscriminate",
+            poisoned("past-long", estimators=("image_median@0.5",), batches=20, seeds=(2,)), gradients=("exact",)
         ),
     ],
 }
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser = cli.Parser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("pieces", nargs="*", metavar="PIECE", help=", ".join(PIECES))
-    parser.add_argument("--store", type=Path, default=Path("cifar10-c.db"))
-    parser.add_argument("--minutes", type=float, help="stop after this long")
-    parser.add_argument("--jobs", type=int, default=1, help="processes (default: 1)")
+    parser.add_argument("--store", type=Path, default=Path("cifar10-c.db"), help="default: %(default)s")
+    parser.add_argument("--minutes", type=terminal.above_zero, help="stop after this long")
+    parser.add_argument("--jobs", type=terminal.positive, default=1, help="processes (default: 1)")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--batches", type=int, help="of each stream, instead of what is reported")
-    parser.add_argument("--seeds", type=int, nargs="+", help="of the streams: other batches and targets")
+    parser.add_argument("--batches", type=terminal.positive, help="of each stream, instead of what is reported")
+    parser.add_argument("--seeds", type=terminal.natural, nargs="+", help="of the streams: other batches and targets")
     parser.add_argument("--estimators", nargs="+", help="instead of all")
-    parser.add_argument("--gradients", nargs="+", help="instead of all")
+    parser.add_argument("--gradients", nargs="+", choices=GRADIENTS, metavar="G", help=f"of {', '.join(GRADIENTS)}")
     parser.add_argument("--smoke", action="store_true", help="on digits and a small model, in seconds")
     parser.add_argument("--seal", type=Path, metavar="FILE", help="copy the results there at the end")
     options = parser.parse_args()
@@ -150,7 +168,7 @@ def main() -> None:
     if wrong:
         parser.error(f"pieces are {', '.join(PIECES)}, not {wrong[0]}.")
     recipes = [_chosen(recipe, options) for name in options.pieces or PIECES for recipe in PIECES[name]]
-    place = bench.Place(device=options.device)
+    place = bench.Place(device=terminal.device(options.device))
     executor = bench.Processes(place, options.jobs) if options.jobs > 1 else None
     began, batches = time.monotonic(), 0
 
@@ -188,4 +206,4 @@ def _chosen(recipe: Recipe, options: argparse.Namespace) -> Recipe:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(cli.answer("reproduce.py", main))

@@ -8,7 +8,6 @@ exact gradient is smooth already; straight-through is that of a mean.
 
 from __future__ import annotations
 
-import argparse
 import shlex
 import sys
 from dataclasses import replace
@@ -18,7 +17,7 @@ import torch
 from torch import Tensor
 
 import medbn
-from medbn import bench, estimators
+from medbn import bench, cli, estimators
 from medbn.bench import recipes
 from medbn.bench.cells import Attack
 from medbn.bench.recipe import DIGITS
@@ -72,10 +71,12 @@ TRIED = ("mean", "image_median", "image_trimmed", "image_winsorised", "image_gro
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser = cli.Parser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--cifar", action="store_true", help="CIFAR-10-C and a ResNet-26 instead of digits")
-    parser.add_argument("--estimators", nargs="+", choices=TRIED, default=TRIED, help="instead of all", metavar="E")
-    parser.add_argument("--store", type=Path, default=Path("tried.db"))
+    parser.add_argument(
+        "--estimators", nargs="+", choices=TRIED, default=TRIED, metavar="E", help=f"of {', '.join(TRIED)}"
+    )
+    parser.add_argument("--store", type=Path, default=Path("tried.db"), help="default: %(default)s")
     options = parser.parse_args()
     gradients = ("exact", "straight_through")
     if options.cifar:
@@ -109,4 +110,4 @@ def described(results: bench.results.Results, estimator: str, gradients: tuple[s
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(cli.answer("tried.py", main))

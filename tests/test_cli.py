@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -12,6 +13,7 @@ import time
 import pytest
 
 import medbn
+from medbn import bench
 from medbn.cli import main
 
 RUN = ["run", "demo", "--smoke", "--methods", "tebn", "--estimators", "mean", "median"]
@@ -32,7 +34,7 @@ def test_a_run_and_its_reports(tmp_path, capsys, monkeypatch):
     assert "BatchNorm" in printed.out
     assert "MedBN" in printed.out
     assert "medbn report x.db" in printed.out
-    assert "100 %" in printed.err  # plain lines where there is no terminal
+    assert "100 %  3 of 3 streams" in printed.err  # plain lines where there is no terminal
     for kind, ending, mark in [
         ("html", "html", "<!DOCTYPE html>"),
         ("markdown", "md", "# medbn: demo"),
@@ -67,6 +69,7 @@ def test_ctrl_c_stops_cleanly_and_says_how_to_continue(tmp_path):
         _, errors = child.communicate(timeout=60)
         assert child.returncode == 130, errors
         assert f"To continue: medbn {' '.join(arguments)} --jobs {jobs}" in errors
+        assert re.search(r"stopped: \d+ of \d+ streams are done, \d+ batches in this run;", errors)
         assert "Traceback" not in errors
 
 
@@ -94,6 +97,12 @@ def test_recipes_lists_everything(capsys, tmp_path):
         (["run", "{}/none.toml"], "no recipe file"),
         (["run", "demo", "--batches", "0"], "whole number from 1"),
         (["run", "demo", "--methods", "tint"], "Did you mean 'tent'"),
+        (["run", "demo", "--seed", "-1"], "whole number from 0"),
+        (["run", "demo", "--minutes", "0"], "number above 0"),
+        (["run", "demo", "--weights", "{}/no.pt", "--store", "{}/x.db"], "/no.pt, but there is no such file"),
+        (["train", "resnet-small", "--data", "digits", "--weight-decay", "-1"], "number from 0"),
+        (["train", "resnet-small", "--data", "digits", "--weight-decay", "nan"], "number from 0"),
+        (["train", "resnet-small", "--data", "digits", "--seed", "-1"], "whole number from 0"),
         (["run", "demo", "--device", "cuda:99"], "not usable here"),
         (["report", "{}/none.db"], "no store"),
         (["report", "{}/half.toml"], "not a store"),
@@ -115,6 +124,35 @@ def test_wrong_input_is_one_line_and_exit_2(arguments, message, tmp_path, capsys
     assert message in printed.err
     assert printed.err.count("\n") == 1
     assert printed.out == ""
+
+
+@pytest.mark.parametrize(
+    ("out", "message"),
+    [
+        ("{}/none/x.html", "the folder {}/none does not exist"),
+        ("{}", "{} is a folder"),
+        (os.devnull, "no ordinary file"),
+    ],
+)
+def test_a_report_goes_nowhere_but_into_a_file(out, message, tmp_path, capsys):
+    bench.Store(tmp_path / "x.db").close()
+    assert main(["report", str(tmp_path / "x.db"), "--out", out.format(tmp_path)]) == 2
+    printed = capsys.readouterr()
+    assert message.format(tmp_path) in printed.err
+    assert printed.err.count("\n") == 1
+    assert not list(tmp_path.parent.glob(".*.part"))
+
+
+def test_minutes_may_be_a_fraction(tmp_path, capsys):
+    assert main([*RUN, "--store", str(tmp_path / "x.db"), "--minutes", "0.00001"]) == 0
+    assert "not all of it is done: 0 of 3 streams are done, 1 batches in this run." in capsys.readouterr().out
+
+
+def test_what_would_take_months_says_how_to_narrow_it(monkeypatch, capsys, tmp_path):
+    monkeypatch.setattr("medbn.bench.estimate.speed", lambda device: 1e11)
+    for name, narrowed in (("targeted-instant", True), ("demo", False)):
+        assert main(["recipes", name, "--root", str(tmp_path), "--device", "cpu"]) == 0
+        assert ("years on cpu (estimate); narrow it with --data" in capsys.readouterr().out) is narrowed
 
 
 def test_unexpected_errors_name_themselves_and_where_to_look(capsys, monkeypatch):

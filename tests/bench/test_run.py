@@ -139,7 +139,7 @@ def test_an_error_in_one_process_is_raised_and_the_others_finish(tmp_path, tiny)
     broken = replace(tiny, options={"tent": {"lr": -1.0}})
     place = bench.Place(threads=1)
     with pytest.raises(ValueError, match=r"tent .*learning rate"):
-        bench.run(broken, tmp_path / "x.db", place=place, executor=bench.Processes(place, 2))
+        bench.Processes(place, 2).run([(cell, 3) for cell in broken.cells()], tmp_path / "x.db", lambda event: None)
     assert [len(batches) for batches in numbers(tmp_path / "x.db").values()] == [3, 3]  # TeBN's
     with pytest.raises(ValueError, match="jobs must be"):
         bench.Processes(place, 0)
@@ -255,10 +255,10 @@ def test_what_an_attacker_of_past_sees_is_shared_by_its_weight(tiny):
     attack = Remembering(tiny.attacks[0].make(0), Memo(), "weights")
     images, labels = torch.rand(4, 1, 16, 16), torch.arange(4)
     keys = [
-        attack.key(methods.adapt(model, "past", momentum=momentum), images, labels, slice(3, 4))
-        for momentum in (0.05, 0.1, 0.9)
+        attack.key(methods.adapt(model, "past", **options), images, labels, slice(3, 4))
+        for options in ({}, {"momentum": 0.9}, {"batch_size": 20})
     ]
-    assert keys[0] == keys[1] != keys[2]  # the first batch weighs a half, or more where the momentum says so
+    assert keys[0] == keys[1] != keys[2]  # the first batch weighs by its images alone, whatever the momentum
 
 
 def test_a_memo_forgets_the_oldest():
@@ -311,6 +311,34 @@ def test_what_is_missing_is_said_before_anything_starts(tmp_path):
     text = str(error.value)
     for part in ("medbn data make cifar10-c", "medbn data fetch cifar10", "medbn train resnet26 --data cifar10"):
         assert part in text
+    assert not (tmp_path / "x.db").exists()
+
+
+@pytest.mark.parametrize(
+    ("setting", "command"),
+    [
+        ({}, "--data cifar10 --out {}/models/resnet26-cifar10.safetensors"),
+        ({"weights": "no file.pt"}, "--data cifar10 --out 'no file.safetensors', and then name no file.safetensors"),
+        ({"clean": None, "weights": "no.safetensors"}, "--data cifar10 --out no.safetensors;"),
+    ],
+)
+def test_weights_that_are_missing_are_made_by_a_command_that_works(setting, command, tmp_path):
+    (*_, text) = runner.missing(replace(bench.recipes.CIFAR10, **setting), (), tmp_path)
+    assert f"but there is no such file (make one: medbn train resnet26 {command.format(tmp_path)}" in text
+
+
+@pytest.mark.parametrize(
+    ("method", "options", "message"),
+    [
+        ("past", {"momentum": 2.0}, "options of past: momentum is a weight between 0 and 1"),
+        ("tent", {"lr": -1.0}, "options of tent: Invalid learning rate"),
+        ("eata", {"steps": 0}, "options of eata: steps"),
+    ],
+)
+def test_wrong_options_are_refused_before_anything_starts(method, options, message, tmp_path, tiny):
+    recipe = replace(tiny, methods=("tebn", method), options={method: options})
+    with pytest.raises(ValueError, match=message):
+        bench.run([tiny, recipe], tmp_path / "x.db")
     assert not (tmp_path / "x.db").exists()
 
 

@@ -137,6 +137,7 @@ def test_on_the_command_line(tmp_path, capsys):
         (["data"], "required: ACTION"),
         (["data", "make", "digits-c", "--size", "64"], "--size goes with --from"),
         (["data", "make", "digits-c", "--jobs", "0"], "whole number from 1"),
+        (["data", "make", "digits-c", "--seed", "-1"], "whole number from 0"),
         (["data", "fetch", "digits-c", "--root", "{}"], "made, not fetched"),
     ],
 )
@@ -150,6 +151,16 @@ def test_wrong_commands_are_one_line_and_exit_2(arguments, message, tmp_path, ca
     assert message in printed.err
     assert printed.err.count("\n") == 1
     assert printed.out == ""
+
+
+def test_frost_without_photographs_names_the_option(tmp_path, monkeypatch, capsys):
+    monkeypatch.delenv("MEDBN_FROST", raising=False)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    assert main(["data", "make", "digits-c", "--root", str(tmp_path)]) == 2
+    printed = capsys.readouterr().err
+    assert "--frost synthetic" in printed
+    assert "frost=" not in printed
+    assert not list(tmp_path.iterdir())
 
 
 def test_the_list_says_what_is_here(tmp_path, capsys):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import asdict, replace
 
 import pytest
@@ -245,6 +246,127 @@ def test_unfinished_runs_say_so(tmp_path):
         store.connection.execute("DELETE FROM batches WHERE key LIKE '%0000' AND number = 1")
         table = parts(build(store), Table)[0]
     assert any("between 1 and 2 batches" in note for note in table.notes)
+
+
+def without(store, estimator: str, keep: int, gradient: str | None = None) -> None:
+    """Leave an estimator only the first batches of its streams, or of those under one kind of attack."""
+    for stored in store.cells():
+        if stored.cell["estimator"] == estimator and gradient in (None, stored.cell["attack"]["gradient"]):
+            store.connection.execute("DELETE FROM batches WHERE key = ? AND number >= ?", (stored.key, keep))
+
+
+def test_cells_of_fewer_batches_say_so_and_are_not_the_best(tmp_path):
+    recipe = recipes.get("indiscriminate-instant").narrowed(data=["cifar10-c"], methods=["tebn"], limit=2)
+    fill(tmp_path / "x.db", recipe)
+    with Store(tmp_path / "x.db") as store:
+        without(store, "image_median", keep=1)
+        document = build(store)
+    table, difference = parts(document, Table)[:2]
+    assert [row[3].count for row in table.rows] == [4, 4, 2]
+    assert [row[3].count for row in difference.rows] == [4, 2]
+    assert any(note.startswith("Cells are from 2 to 4 batches.") for note in table.notes)
+    line = next(line for line in FORMATS["markdown"](document).split("\n") if line.startswith("| TeBN | image_median"))
+    assert line.endswith("| 20.0 (20.0–20.0; n = 2) |")
+    assert "| **30.3 (30.0–30.6)** |" in FORMATS["markdown"](document)
+    assert r"$20.0_{[20.0,\,20.0]}$ (n = 2)" in FORMATS["latex"](document)
+    assert '<span class="interval">20.0–20.0</span><span class="count">n = 2</span>' in FORMATS["html"](document)
+
+
+def test_cells_of_as_many_batches_do_not_say_how_many(cifar):
+    document, _ = cifar("worst-case", methods=["tebn"], limit=2)
+    assert not any("Cells are from" in note for table in parts(document, Table) for note in table.notes)
+    for kind in ("html", "markdown", "latex"):
+        assert "(n = " not in FORMATS[kind](document)
+        assert "; n = " not in re.sub('title="[^"]*"', "", FORMATS[kind](document))
+    assert all(scatter.caption == "" for scatter in parts(document, Scatter))
+
+
+def test_how_many_batches_of_each_corruption_there_are(tmp_path):
+    recipe = recipes.get("targeted-instant").narrowed(data=["cifar10-c"], methods=["tebn"], limit=3)
+
+    def note() -> str:
+        with Store(tmp_path / "x.db") as store:
+            return next(note for note in parts(build(store), Table)[0].notes if "intervals cover" in note)
+
+    fill(tmp_path / "x.db", recipe, batches=1)
+    assert note().startswith("One batch of each corruption: ")
+    fill(tmp_path / "x.db", replace(recipe, seeds=(1, 2), estimators=("mean",)), batches=1, tag="b")
+    assert note().startswith("1 to 3 batches of each corruption: ")
+    with Store(tmp_path / "x.db") as store:
+        store.connection.execute("DELETE FROM batches WHERE key LIKE 'b%' OR key LIKE '%0008'")
+    assert note().startswith("One batch of each of 2 to 3 corruptions: ")
+
+
+def test_one_attack_has_one_interval(cifar):
+    document, _ = cifar("indiscriminate-instant", data=["cifar10-c"], methods=["tebn"], limit=2)
+    rows = parts(document, Table)[0].rows
+    (scatter,) = parts(document, Scatter)
+    assert [(point.x, point.y) for point in scatter.points] == [(row[2], row[3]) for row in rows]
+
+
+def test_the_worst_of_attacks_is_drawn_within_streams_too(tmp_path):
+    recipe = recipes.get("worst-case").narrowed(methods=["tebn"], limit=2)
+    fill(tmp_path / "x.db", recipe)
+    with Store(tmp_path / "x.db") as store:
+        for stored in store.cells():
+            if stored.cell["corruption"] == recipe.corruptions[0]:
+                store.connection.execute(
+                    "UPDATE batches SET metrics = json_set(metrics, '$.wrong', 5 + number) WHERE key = ?", (stored.key,)
+                )
+        (first, _) = parts(build(store), Scatter)
+    assert all(point.y.high - point.y.low < 1 for point in first.points)
+
+
+def test_a_picture_says_which_batches_it_is_over_where_these_are_not_all(tmp_path):
+    fill(tmp_path / "x.db", recipes.get("worst-case").narrowed(methods=["tebn"], limit=1))
+    with Store(tmp_path / "x.db") as store:
+        without(store, "mad", keep=1, gradient="smooth")
+        document = build(store)
+    for scatter in parts(document, Scatter):
+        assert scatter.caption.endswith("and so with other errors without attack, for TeBN + MAD.")
+        assert [point.x.count for point in scatter.points if point.series == "MAD"] == [1]
+    (row,) = [row for row in parts(document, Table)[0].rows if row[1] == "MAD"]
+    assert (row[2].count, row[-1].count) == (2, 1)
+
+
+def test_the_lead_of_an_unfinished_run_compares_the_same_batches(tmp_path):
+    recipe = recipes.get("indiscriminate-instant").narrowed(data=["cifar10-c"], methods=["tebn"], limit=1)
+    fill(tmp_path / "x.db", recipe)
+    with Store(tmp_path / "x.db") as store:
+        for stored in store.cells():  # the second batch is much harder
+            store.connection.execute(
+                "UPDATE batches SET metrics = json_set(metrics, '$.wrong', 160) WHERE key = ? AND number = 1",
+                (stored.key,),
+            )
+        assert "from 10 to 80 % with BatchNorm" in build(store).lead
+        without(store, "image_median", keep=1)
+        lead = build(store).lead
+        assert lead.startswith("The run is not complete. ")
+        assert "from 10 to 60 % with BatchNorm" in lead
+        assert "from 10 to 20 % with image_median" in lead
+        assert lead.endswith("These are of the one batch that all of them have.")
+        store.connection.execute("DELETE FROM batches WHERE key = ?", (store.cells()[0].key,))
+        assert build(store).lead.startswith("The run is not complete. ")
+        assert "BatchNorm" not in build(store).lead
+
+
+def test_nothing_is_compared_in_the_lead_that_shares_no_batch(tmp_path):
+    recipe = recipes.get("indiscriminate-instant").narrowed(data=["cifar10-c"], methods=["tebn"], limit=2)
+    fill(tmp_path / "x.db", recipe)
+    with Store(tmp_path / "x.db") as store:
+        for stored in store.cells():
+            if (stored.cell["corruption"] == recipe.corruptions[0]) == (stored.cell["estimator"] == "median"):
+                store.connection.execute("DELETE FROM batches WHERE key = ?", (stored.key,))
+        assert build(store).lead == f"The run is not complete. {recipe.about}"
+
+
+def test_a_run_that_ended_is_complete(tmp_path):
+    recipe = recipes.get("indiscriminate-instant").narrowed(data=["cifar10-c"], methods=["tebn"], limit=1)
+    fill(tmp_path / "x.db", replace(recipe, batches=9))  # of streams that are shorter
+    with Store(tmp_path / "x.db") as store:
+        assert build(store).lead.startswith("The run is not complete. ")
+        store.end(store.runs()[-1].id)
+        assert build(store).lead.startswith("The error on images")
 
 
 def test_several_recipes_and_a_choice_of_them(tmp_path):

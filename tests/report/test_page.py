@@ -138,6 +138,27 @@ def test_best_is_chosen_in_each_row_where_the_table_says_so() -> None:
     assert _best(Table("t", ["row", "x", "y"], [["a", Measure(float("nan")), Measure(3.0)]], best="low")) == []
 
 
+def test_only_measures_of_as_many_batches_compete() -> None:
+    rows = [
+        ["a", Measure(5.0, count=15)],
+        ["b", Measure(4.0, count=15)],
+        ["c", Measure(1.0, count=8)],
+        ["d", Measure(9.0)],
+    ]
+    assert _best(Table("t", ["row", "x"], rows, best="low")) == ["4.0"]
+    assert _best(Table("t", ["row", "x"], rows[1:3], best="low")) == []
+    other = [["m", "x", Measure(5.0, count=60)], ["n", "x", Measure(4.0, count=15)], ["n", "y", Measure(3.0, count=15)]]
+    assert _best(Table("t", ["group", "row", "x"], other, best="low", labels=2)) == []
+
+
+def test_names_of_defences_are_not_broken() -> None:
+    page = html(demo())
+    assert "image_<wbr>" not in page
+    assert "image_median</th>" in page
+    table = Table("t", ["some_name", "b"], [["x", 1.0]])
+    assert "some_<wbr>name" in html(Document("t", "", [Section("s", [table])]))
+
+
 def test_a_measure_shows_its_interval_and_says_what_it_counts() -> None:
     table = Table(
         "t", ["a", "b"], [["x", Measure(38.14, 36.04, 40.2, 50, 'of "ours"')], ["y", Measure(-1.0, -2.0, 0.5)]]

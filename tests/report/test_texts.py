@@ -120,6 +120,13 @@ def test_markdown_tables_have_as_many_cells_in_each_row(document: Document) -> N
         assert re.fullmatch(r"\|( ---:? \|)+", lines[1])
 
 
+def test_markdown_leaves_out_sections_of_pictures_alone() -> None:
+    text = texts.markdown(demo())
+    assert "## Examples" not in text
+    assert "Clean and poisoned" not in text
+    assert "## Repeat it" in text
+
+
 def test_markdown_is_read_as_it_was_meant() -> None:
     reader = pytest.importorskip("markdown_it").MarkdownIt("commonmark").enable("table")
     page = reader.render(texts.markdown(nasty()))

@@ -83,8 +83,9 @@ class Remembering:
         own = {name: (layer.estimator, layer.policy) for name, layer in adapter.layers.items()}
         layers = [(name, id(e.function), e.prior, policy) for name, (e, policy) in own.items()]
         own_ways = tuple(getattr(type(adapter), name).__qualname__ for name in ("normalising", "attacked"))
-        options = tuple(getattr(adapter, name, None) for name in ("statistics", "looking"))
-        normalising = own_ways, options, adapter.logits
+        weighing = getattr(adapter, "weighing", None)  # past, whose layers' policies do not say it
+        weight = weighing(len(images), state["memory"]) if weighing else None
+        normalising = own_ways, getattr(adapter, "statistics", None), weight, adapter.logits
         total.update(repr((attack, str(adapter.model), layers, normalising, malicious, images.shape)).encode())
         total.update(self.weights.encode())
         affine = {

@@ -56,6 +56,8 @@ class Recipe:
                 raise ValueError(f"{name} must be a list of {kind.__name__}, got {value!r}.")
             lowered = (one.lower() if name == "methods" else one for one in value)
             object.__setattr__(self, name, tuple(dict.fromkeys(lowered)))
+        if any(seed < 0 for seed in self.seeds):
+            raise ValueError(f"seeds are whole numbers from 0 on, got {min(self.seeds)}.")
         if self.axis not in AXES:
             raise unknown("axis", self.axis, AXES)
         if self.predict not in ("before", "after"):

@@ -96,29 +96,68 @@ class Results:
             kept += [replace(result, batches=result.batches[:upto]) for result in group if upto]
         return replace(self, cells=kept)
 
-    def worst(self) -> Interval | None:
-        """The harm when for every batch the attacker takes the most harmful attack.
+    def hardest(self) -> Results:
+        """For every batch the most harmful of the attacks on it, as if these were one attack.
 
         Batches on which some of the attacks were not run do not count.
         """
-        by_batch: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
+        streams: dict[tuple[Any, ...], list[Result]] = {}
         for result in self.complete().cells:
-            for number, batch in enumerate(result.batches):
-                by_batch.setdefault((*result.stream, result.cell.method, number), []).append(batch)
-        groups = list(by_batch.values())
-        if not groups:
-            return None
-        if "hit" in groups[0][0]:
-            return intervals.wilson(sum(max(b["hit"] for b in group) for group in groups), len(groups))
-        return intervals.bootstrap([max(b["wrong"] for b in g) for g in groups], [g[0]["benign"] for g in groups])
+            streams.setdefault((*result.stream, result.cell.method, result.cell.estimator), []).append(result)
+        made = []
+        for group in streams.values():
+            attacked = zip(*(result.batches for result in group), strict=True)
+            worst = [max(same, key=lambda batch: batch["hit" if "hit" in batch else "wrong"]) for same in attacked]
+            made.append(replace(group[0], batches=worst))
+        return replace(self, cells=made)
+
+    def worst(self) -> Interval | None:
+        """The harm when for every batch the attacker takes the most harmful attack."""
+        return self.hardest().harm()
+
+    def places(self) -> set[tuple[Any, ...]]:
+        """Which batches of which streams were given to which methods."""
+        return {(*result.stream, result.cell.method, n) for result in self.cells for n in range(len(result.batches))}
+
+    def only(self, places: set[tuple[Any, ...]]) -> Results:
+        """Only the batches at these places."""
+        kept = []
+        for result in self.cells:
+            where = (*result.stream, result.cell.method)
+            batches = [batch for n, batch in enumerate(result.batches) if (*where, n) in places]
+            kept += [replace(result, batches=batches)] if batches else []
+        return replace(self, cells=kept)
+
+    def unfinished(self) -> bool:
+        """Whether some of these streams were left before they had the batches that their last run asked for."""
+        last = {key: run for run in self.runs for key in run.keys}
+        longest: dict[Any, int] = {}
+        for result in self.cells:
+            setting = result.cell.setting
+            longest[setting] = max(longest.get(setting, 0), len(result.batches))
+        for result in self.cells:
+            run = last.get(result.key)
+            if run is None or run.ended is not None:
+                continue
+            asked = run.recipe.get("batches")
+            wanted = longest[result.cell.setting] if asked is None else asked - result.cell.warm_up
+            if len(result.batches) < wanted:
+                return True
+        return False
+
+    def unbegun(self) -> bool:
+        """Whether the last run has streams without any batch; to be asked before anything is selected."""
+        last = self.runs[-1]
+        return last.ended is None and not set(last.keys) <= {result.key for result in self.cells}
 
     def minus(self, other: Results, which: str = "wrong") -> Interval | None:
         """How much higher the error is here than there, over the batches that both have."""
-        mine, theirs = self._by_batch(which), other._by_batch(which)
+        mine, theirs = self.by_batch(which), other.by_batch(which)
         shared = [key for key in mine if key in theirs]
         return intervals.paired([theirs[key] for key in shared], [mine[key] for key in shared]) if shared else None
 
-    def _by_batch(self, which: str) -> dict[tuple[Any, ...], float]:
+    def by_batch(self, which: str = "wrong") -> dict[tuple[Any, ...], float]:
+        """The harm done to each batch by each attack."""
         found = {}
         for result in self.cells:
             attack = result.cell.attack

@@ -10,7 +10,7 @@ from pathlib import Path
 from .cells import Cell
 from .executors import Executor, InProcess
 from .recipe import Recipe
-from .runner import Event, Place, Report, deterministic, facts, missing, prepare
+from .runner import Event, Place, Report, adapter_of, deterministic, facts, missing, prepare
 from .store import Store
 
 
@@ -26,6 +26,17 @@ def check(recipe: Recipe, place: Place) -> None:
     if lacking:
         narrow = " Or narrow the recipe with --data." if len({s.data for s in recipe.settings}) > 1 else ""
         raise MissingError(f"recipe {recipe.name!r} needs: {'; '.join(lacking)}.{narrow}")
+
+
+def check_options(recipe: Recipe, place: Place) -> None:
+    """Make an adapter of every method that is given options, so that wrong ones are refused before anything runs."""
+    given = {(c.setting.model, c.setting.data, c.method): c for c in recipe.cells() if c.options}
+    for cell in given.values():
+        ready = prepare(cell, place, recipe.batches)
+        try:
+            adapter_of(ready, place.device, source_batches=1)
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"options of {cell.method}: {error}") from error
 
 
 class _TimeIsUpError(Exception):
@@ -54,6 +65,7 @@ def run(
         check(recipe, place)
         if not list(recipe.cells()):
             raise ValueError(f"recipe {recipe.name!r} has nothing to run: no attack without malicious images.")
+        check_options(recipe, place)
     wanted: dict[str, tuple[Cell, int]] = {}
     numbers = []
     with deterministic(place), Store(store) as opened:

@@ -7,6 +7,7 @@ import inspect
 import io
 import os
 import platform
+import shlex
 import time
 import zlib
 from collections.abc import Callable, Iterable, Iterator
@@ -94,10 +95,22 @@ def missing(setting: Setting, methods_: tuple[str, ...], root: str | Path | None
         problems.append(f"clean images for EATA on {setting.data} (give a folder with --clean, or leave eata out)")
     weights = weights_of(setting, root)
     if weights not in (None, "shipped", "default") and not Path(weights).is_file():
-        train = f", or make them: medbn train {setting.model} --data {setting.clean or setting.data} --out {weights}"
-        ours = setting.model in models.available()
-        problems.append(f"weights {weights} (give a file with --weights{train if ours else ''})")
+        problems.append(f"weights {weights}, but there is no such file ({_weights_hint(setting, Path(weights))})")
     return list(dict.fromkeys(problems))
+
+
+def _weights_hint(setting: Setting, path: Path) -> str:
+    """How to get weights for a setting, which are to lie at that path if nobody has named it."""
+    source = data.SOURCES.get(setting.data)
+    clean = setting.clean or (source.clean if source and source.corrupted else setting.data)
+    named = setting.weights is not None
+    give = "name another file" if named else "give medbn run a file with --weights"
+    if setting.model not in models.available() or clean is None:
+        return give
+    out = path.with_suffix(".safetensors")  # the only kind that medbn train writes
+    command = shlex.join(["medbn", "train", setting.model, "--data", clean, "--out", str(out)])
+    use = f", and then name {out}" if out != path else ""
+    return f"make one: {command}{use}; or {give}"
 
 
 @lru_cache(maxsize=3)
@@ -219,27 +232,33 @@ def execute(
 _memo = Memo()
 
 
+def adapter_of(ready: Prepared, device: str, source_batches: int | None = None) -> Adapter:
+    """A cell's adapter; EATA looks at so many batches of clean images, or at all that it asks for."""
+    cell = ready.cell
+    options = dict(cell.options)
+    if ready.clean is not None:
+        samples = int(options.get("fisher_samples", methods.options("eata", cell.setting.preset)["fisher_samples"]))
+        needed = source_batches or -(-samples // cell.setting.batch_size)
+        options["source"] = _batches(ready.clean.batches(cell.setting.batch_size, device=device, limit=needed))
+    estimator = None if cell.method == "source" else cell.estimator
+    return methods.adapt(
+        ready.model,
+        cell.method,
+        estimator,
+        preset=cell.setting.preset,
+        predict=cell.predict,
+        seed=cell.seed,
+        **options,
+    )
+
+
 class _Stream:
     """A cell's adapter under its scenario, batch by batch."""
 
     def __init__(self, ready: Prepared, device: str) -> None:
         cell = ready.cell
         self.cell, self.device = cell, device
-        options = dict(cell.options)
-        if ready.clean is not None:
-            samples = int(options.get("fisher_samples", methods.options("eata", cell.setting.preset)["fisher_samples"]))
-            needed = -(-samples // cell.setting.batch_size)
-            options["source"] = _batches(ready.clean.batches(cell.setting.batch_size, device=device, limit=needed))
-        estimator = None if cell.method == "source" else cell.estimator
-        self.adapter: Adapter = methods.adapt(
-            ready.model,
-            cell.method,
-            estimator,
-            preset=cell.setting.preset,
-            predict=cell.predict,
-            seed=cell.seed,
-            **options,
-        )
+        self.adapter = adapter_of(ready, device)
         self.scenario = None
         if cell.attack is not None:
             self.attack = Remembering(cell.attack.make(cell.seed), _memo, ready.weights)

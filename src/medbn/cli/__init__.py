@@ -11,6 +11,7 @@ import importlib
 import os
 import pkgutil
 import sys
+from collections.abc import Callable
 from typing import NoReturn
 
 from .. import __version__
@@ -38,11 +39,21 @@ def main(arguments: list[str] | None = None) -> int:
             module.add(commands)
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())  # where the module of a user's own model is looked for
-    try:
+
+    def work() -> int | None:
         chosen = parser.parse_args(arguments)
-        return int(chosen.run(chosen) or 0)
+        code: int | None = chosen.run(chosen)
+        return code
+
+    return answer("medbn", work)
+
+
+def answer(program: str, work: Callable[[], int | None]) -> int:
+    """Do the work of a program and return its exit code; an error is one line on stderr."""
+    try:
+        return int(work() or 0)
     except KeyboardInterrupt:
-        print("\nmedbn: stopped.", file=sys.stderr)
+        print(f"\n{program}: stopped.", file=sys.stderr)
         return 130
     except BrokenPipeError:
         # Whoever read our output has gone (``medbn ... | head``). Python would complain once more while closing it.
@@ -54,5 +65,5 @@ def main(arguments: list[str] | None = None) -> int:
         text = " ".join(str(error).split()) or type(error).__name__
         if not isinstance(error, ValueError | OSError | ImportError | RuntimeError | TypeError):
             text = f"{type(error).__name__}: {text} (MEDBN_DEBUG=1 shows where)"
-        print(f"medbn: {text}", file=sys.stderr)
+        print(f"{program}: {text}", file=sys.stderr)
         return 2

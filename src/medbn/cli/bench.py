@@ -150,8 +150,7 @@ def _check_writable(path: Path | None) -> None:
     """Find out now, and not after minutes of measuring."""
     if path is None:
         return
-    if path.is_dir():
-        raise ValueError(f"{path} is a folder; give a file.")
+    terminal.check_destination(path)
     try:
         path.open("a").close()
     except OSError as error:

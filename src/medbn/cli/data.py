@@ -39,7 +39,7 @@ def add(commands: Any) -> None:
     made.add_argument("--out", metavar="FOLDER", help="where to write (default: below the root)")
     made.add_argument("--corruptions", nargs="+", metavar="C", help="only these (default: all 15)")
     made.add_argument("--frost", metavar="FOLDER", help="photographs of frost, or 'synthetic' for a drawn texture")
-    made.add_argument("--seed", type=int, default=0, help="of the noise (default: 0)")
+    made.add_argument("--seed", type=terminal.natural, default=0, help="of the noise (default: 0)")
     made.add_argument("--jobs", type=terminal.positive, help="processes (default: one per core)")
     _root(made)
     made.set_defaults(run=make)
@@ -108,8 +108,10 @@ def make(options: argparse.Namespace) -> None:
             raise unknown("dataset to make (or give your own with --from FOLDER)", options.name, clean)
         source = data.load(str(clean[options.name]), root=options.root)
         default = data.get(options.name).path(options.root)
+    names = tuple(dict.fromkeys(options.corruptions or data.corruptions.NAMES))
+    if "frost" in names and options.frost is None:
+        _check_frost()
     with terminal.bar(options.name) as bar:
-        names = tuple(dict.fromkeys(options.corruptions or data.corruptions.NAMES))
         made = data.make(
             source,
             Path(options.out) if options.out else default,
@@ -123,6 +125,21 @@ def make(options: argparse.Namespace) -> None:
         )
     already = f"; {len(made.found)} were there already" if made.found else ""
     print(f"{len(made.written)} corruptions × 5 severities of {len(source):,} images in {made.folder}{already}")
+
+
+def _check_frost() -> None:
+    """Say which options help where there are no photographs of frost."""
+    from .. import data
+
+    try:
+        data.corruptions.check("frost", 5)
+    except FileNotFoundError:
+        if os.environ.get("MEDBN_FROST"):
+            raise
+        raise ValueError(
+            "the corruption 'frost' needs photographs of frost: pip install --no-deps imagecorruptions, or give their"
+            " folder (--frost FOLDER), or draw a texture instead (--frost synthetic)."
+        ) from None
 
 
 def info(options: argparse.Namespace) -> None:

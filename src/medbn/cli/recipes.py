@@ -7,6 +7,9 @@ from typing import Any
 
 from . import terminal
 
+NARROWING = "--data, --methods, --limit, --batches"
+"""Options of ``medbn run``."""
+
 
 def add(commands: Any) -> None:
     """Describe the command."""
@@ -35,7 +38,7 @@ def run(options: argparse.Namespace) -> None:
         took = estimate.spoken(estimate.seconds(recipe, speed))
         rows.append((name, here, needs, models, took, recipe.about.split(":")[0]))
     print(terminal.table(("recipe", "here", "data", "model", "time", "what"), rows))
-    print(f"\ntimes are estimates for all of it on {device}; narrow with --data, --methods, --limit, --batches.")
+    print(f"\ntimes are estimates for all of it on {device}; narrow with {NARROWING}.")
     print(
         "one of them: medbn recipes RECIPE · run it: medbn run RECIPE · in seconds, on digits: medbn run RECIPE --smoke"
     )
@@ -63,15 +66,19 @@ def describe(recipe: Any, options: argparse.Namespace, device: str) -> None:
         ("streams", str(len(list(recipe.cells())))),
         ("paper", ", ".join(recipe.published) or "-"),
         ("device", "any; a GPU for all but digits"),
-        (
-            "time",
-            f"{estimate.spoken(estimate.seconds(recipe, estimate.speed(device)))} on {device} (estimate)",
-        ),
+        ("time", _time(estimate.seconds(recipe, estimate.speed(device)), device)),
     ]
     width = max(len(name) for name, _ in items)
     print("\n".join(f"{name:{width}}  {value}" for name, value in [("recipe", recipe.name), *items]))
     lacking = _missing(recipe, options.root)
     print(f"\nready: medbn run {options.name}" if not lacking else "\nmissing:\n  " + "\n  ".join(lacking))
+
+
+def _time(seconds: float, device: str) -> str:
+    from ..bench import estimate
+
+    narrow = "" if seconds < estimate.LONG else f"; narrow it with {NARROWING}, or take a faster --device"
+    return f"{estimate.spoken(seconds)} on {device} (estimate){narrow}"
 
 
 def _missing(recipe: Any, root: str | None) -> list[str]:

@@ -8,6 +8,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from . import terminal
+
 SUFFIXES = {"html": ".html", "markdown": ".md", "latex": ".tex", "csv": ".csv", "json": ".json"}
 
 
@@ -34,16 +36,27 @@ def write(store: str, kind: str = "html", names: list[str] | None = None, out: s
     from ..report import FORMATS
     from ..report.build import build
 
+    path = Path(out) if out else Path(store).with_suffix(SUFFIXES[kind])
     with Store(store, create=False) as opened:
+        if out != "-":
+            _check(path)
         text = FORMATS[kind](build(opened, names))
     if out == "-":
         sys.stdout.write(text)
         return None
-    path = Path(out) if out else Path(store).with_suffix(SUFFIXES[kind])
     partial = path.with_name(f".{path.name}.part")
     try:
         partial.write_text(text, encoding="utf-8")
         os.replace(partial, path)
+    except OSError as error:
+        raise ValueError(f"cannot write {path}: {error.strerror}.") from None
     finally:
         partial.unlink(missing_ok=True)
     return path
+
+
+def _check(path: Path) -> None:
+    """Refuse what cannot be replaced by a report."""
+    terminal.check_destination(path)
+    if path.exists() and not path.is_file():
+        raise ValueError(f"{path} is no ordinary file; '--out -' writes to the terminal.")

@@ -37,7 +37,9 @@ def add(commands: Any) -> None:
     narrow.add_argument("--corruptions", nargs="+", metavar="C", help="gaussian_noise, fog, ...")
     narrow.add_argument("--limit", type=terminal.positive, metavar="N", help="only the first N corruptions")
     narrow.add_argument("--batches", type=terminal.positive, metavar="N", help="only N batches of each stream")
-    narrow.add_argument("--seed", type=int, nargs="+", metavar="S", help="0 is the order of the file; others shuffle")
+    narrow.add_argument(
+        "--seed", type=terminal.natural, nargs="+", metavar="S", help="0 is the order of the file; others shuffle"
+    )
     place = parser.add_argument_group("where")
     place.add_argument("--root", metavar="FOLDER", help="where datasets lie")
     place.add_argument("--weights", metavar="FILE", help="of the model, where the recipe has one")
@@ -45,7 +47,9 @@ def add(commands: Any) -> None:
     place.add_argument("--device", help="default: cuda where there is one, else cpu")
     place.add_argument("--jobs", type=terminal.positive, default=1, metavar="N", help="processes (default: 1)")
     place.add_argument("--threads", type=terminal.positive, metavar="N", help="torch's threads in each process")
-    parser.add_argument("--minutes", type=terminal.positive, metavar="M", help="stop after this long, to be continued")
+    parser.add_argument(
+        "--minutes", type=terminal.above_zero, metavar="M", help="stop after this long, to be continued"
+    )
     parser.add_argument("--quiet", action="store_true", help="say nothing until the end")
     parser.set_defaults(run=run)
 
@@ -87,13 +91,14 @@ def execute(recipes: Sequence[Recipe], options: argparse.Namespace, command: str
     began = time.monotonic()
     seconds = 60.0 * options.minutes if options.minutes else None
     names = ", ".join(dict.fromkeys(recipe.name for recipe in recipes))
-    with _watching(names, recipes, options.quiet) as report:
+    progress = _Progress(recipes)
+    with _watching(names, progress, options.quiet) as report:
         try:
             done = bench.run(
                 recipes, options.store, place=place, executor=executor, report=report, seconds=seconds, command=command
             )
         except KeyboardInterrupt:
-            print(f"\nstopped; what is finished is kept. To continue: {command}", file=sys.stderr)
+            print(f"\nstopped: {progress.so_far}; what is finished is kept. To continue: {command}", file=sys.stderr)
             raise SystemExit(130) from None
     if options.quiet:
         return
@@ -106,33 +111,58 @@ def execute(recipes: Sequence[Recipe], options: argparse.Namespace, command: str
                 print(terminal.table(columns, rows, right=range(2, len(columns))))
     print(f"\n{names}: {time.monotonic() - began:.0f} s on {place.device}; results in {Path(options.store)}")
     if not done:
-        print(f"not all of it is done. To continue: {command}")
+        print(f"not all of it is done: {progress.so_far}. To continue: {command}")
 
 
 @contextmanager
-def _watching(names: str, recipes: Sequence[Recipe], quiet: bool) -> Iterator[Callable[[Event], None]]:
-    cells = len({str(cell.describe()) for recipe in recipes for cell in recipe.cells()})
-    done: dict[str, float] = {}
-    finished: set[str] = set()
-    busy: set[str] = set()
+def _watching(names: str, progress: _Progress, quiet: bool) -> Iterator[Callable[[Event], None]]:
     live = _Live()
     with terminal.bar(names, quiet=quiet, table=live.table) as bar:
 
         def report(event: Event) -> None:
             live.add(event)
-            done[event.key] = event.batch / max(event.batches, 1)
-            if event.kind == "done":
-                finished.add(event.key)
-            if event.kind == "busy":
-                busy.add(event.key)
-            note = f"{len(finished)} of {cells} streams"
+            progress.add(event)
+            note = progress.streams
             if event.kind == "batch":
                 note += f" · {event.cell.label}: {_said(event.metrics)}"
-            bar.update(sum(done.values()), cells, note)
+            bar.update(progress.share, progress.cells, note)
 
         yield report
-    if busy and not quiet:
-        print(f"{len(busy)} streams are being worked on by another process.", file=sys.stderr)
+    if progress.busy and not quiet:
+        print(f"{len(progress.busy)} streams are being worked on by another process.", file=sys.stderr)
+
+
+class _Progress:
+    """How far a run is."""
+
+    def __init__(self, recipes: Sequence[Recipe]) -> None:
+        self.cells = len({str(cell.describe()) for recipe in recipes for cell in recipe.cells()})
+        self.done: dict[str, float] = {}
+        """The share of each stream that is done, by its key."""
+        self.busy: set[str] = set()
+        self.batches = 0
+
+    def add(self, event: Event) -> None:
+        """Count what happened."""
+        self.done[event.key] = event.batch / max(event.batches, 1)
+        self.batches += event.kind == "batch"
+        if event.kind == "busy":
+            self.busy.add(event.key)
+
+    @property
+    def share(self) -> float:
+        """Of all streams together, in streams."""
+        return sum(self.done.values())
+
+    @property
+    def streams(self) -> str:
+        """How many streams are done, in words."""
+        return f"{sum(share >= 1 for share in self.done.values())} of {self.cells} streams"
+
+    @property
+    def so_far(self) -> str:
+        """What a run that stops here has come to, in words."""
+        return f"{self.streams} are done, {self.batches} batches in this run"
 
 
 class _Live:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import math
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Protocol
 
 
@@ -105,15 +107,57 @@ def device(given: str | None) -> str:
     return given
 
 
+def check_destination(path: Path) -> None:
+    """Refuse what cannot become a file, before there is anything to write."""
+    if path.is_dir():
+        raise ValueError(f"{path} is a folder; give a file.")
+    if not path.parent.is_dir():
+        raise ValueError(f"cannot write {path}: the folder {path.parent} does not exist.")
+
+
 def positive(text: str) -> int:
     """A whole number from 1 on, for argparse."""
+    return _whole(text, 1)
+
+
+def natural(text: str) -> int:
+    """A whole number from 0 on, for argparse."""
+    return _whole(text, 0)
+
+
+def _whole(text: str, least: int) -> int:
     try:
         number = int(text)
     except ValueError:
-        number = 0
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"a whole number from 1 on is expected, not {text!r}")
+        number = least - 1
+    if number < least:
+        raise argparse.ArgumentTypeError(f"a whole number from {least} on is expected, not {text!r}")
     return number
+
+
+def above_zero(text: str) -> float:
+    """A number above 0, for argparse."""
+    number = _number(text)
+    if not number > 0:
+        raise argparse.ArgumentTypeError(f"a number above 0 is expected, not {text!r}")
+    return number
+
+
+def not_negative(text: str) -> float:
+    """A number from 0 on, for argparse."""
+    number = _number(text)
+    if not number >= 0:
+        raise argparse.ArgumentTypeError(f"a number from 0 on is expected, not {text!r}")
+    return number
+
+
+def _number(text: str) -> float:
+    """The number, if it is one and finite; NaN, which is not above anything, otherwise."""
+    try:
+        number = float(text)
+    except ValueError:
+        return math.nan
+    return number if math.isfinite(number) else math.nan
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]], *, right: Sequence[int] = ()) -> str:

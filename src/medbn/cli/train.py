@@ -23,8 +23,10 @@ def add(commands: Any) -> None:
     parser.add_argument("--epochs", type=int, default=60, help="default: 60")
     parser.add_argument("--lr", type=float, default=0.1, help="the highest learning rate (default: 0.1)")
     parser.add_argument("--batch-size", type=int, help="default: 500, or 50 for fewer than 20,000 images")
-    parser.add_argument("--weight-decay", type=float, default=5e-4, help="default: 0.0005")
-    parser.add_argument("--seed", type=int, default=0, help="of weights, order and augmentation (default: 0)")
+    parser.add_argument("--weight-decay", type=terminal.not_negative, default=5e-4, help="default: 0.0005")
+    parser.add_argument(
+        "--seed", type=terminal.natural, default=0, help="of weights, order and augmentation (default: 0)"
+    )
     parser.add_argument("--device", help="default: cuda where there is one, else cpu")
     parser.add_argument("--root", metavar="FOLDER", help="where datasets lie")
     parser.add_argument("--fresh", action="store_true", help="forget the checkpoint of a stopped run")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -30,6 +31,7 @@ from .document import (
     Text,
     Value,
 )
+from .values import fewer
 
 DEFENCES = {
     "mean": ("BatchNorm", "the mean and the variance of the batch: no defence"),
@@ -257,15 +259,31 @@ def _headline(title: str, panel: Results) -> list[Part]:
             row.append(_measured(cells, "wrong_without"))
         row += [_measured(_of_variant(cells, variant)) for variant in variants]
         if columns[-1] == "worst of them":
-            row.append(measure(cells.worst()))
+            row.append(_measured(cells.hardest()))
         rows.append(row)
     per = f" In columns: {SWEEPS[axis]}." if axis in SWEEPS else ""
     caption = f"{harm[0].upper()}{harm[1:]} in per cent, with 95 % intervals; lower is better.{per}"
-    notes = _notes(panel)
-    if columns[-1] == "worst of them" and len({len(cell.batches) for cell in panel.cells}) > 1:
+    notes = [*_notes(panel), *_coverage(rows)]
+    if columns[-1] == "worst of them" and any(len(_counts([row[3:]])) > 1 for row in rows):
         notes.append("The worst of them is that of the batches on which all of these attacks were run.")
     table = Table(_head(title) or "Error", columns, rows, caption, notes, "low", labels=2)
     return [table, *_differences(panel)]
+
+
+def _counts(rows: Sequence[Sequence[Value]]) -> set[int]:
+    """From how many batches the measures in some rows are."""
+    return {value.count for row in rows for value in row if isinstance(value, Measure) and value.count is not None}
+
+
+def _coverage(rows: Sequence[Sequence[Value]]) -> list[str]:
+    """What is to be said where the cells of a column are from different numbers of batches."""
+    if not fewer(Table("", [], rows)):
+        return []
+    counts = _counts(rows)
+    return [
+        f"Cells are from {min(counts)} to {max(counts)} batches. Those with fewer than the most of their column say how"
+        " many (n), and are not compared for the best."
+    ]
 
 
 def _head(title: str) -> str:
@@ -284,9 +302,7 @@ def _measured(results: Results, which: str = "wrong") -> Measure | None:
     targeted = which == "wrong" and any("hit" in batch for batch in results.batches)
     unit = "targets" if targeted else "batches"
     once = which == "wrong" or not results.cells
-    count = (
-        len(results.batches) if once else len({(*r.stream, n) for r in results.cells for n in range(len(r.batches))})
-    )
+    count = len(results.batches) if once else len(results.places())
     note = f"{count} {unit}"
     already = [batch["already"] for batch in results.batches if "already" in batch]
     if targeted:
@@ -305,10 +321,25 @@ def _notes(panel: Results) -> list[str]:
         else:
             notes.append("Errors are those of images that nobody touched; intervals by bootstrap over batches.")
     if counts == {1} and len(panel.values(lambda cell: cell.corruption)) > 1:
-        notes.append("One batch of each corruption: the intervals cover how corruptions differ, and are wide for it.")
+        notes.append(f"{_per_corruption(panel)}: the intervals cover how corruptions differ, and are wide for it.")
     if len(counts) > 1:
-        notes.append(f"Streams have between {min(counts)} and {max(counts)} batches so far: the run is not complete.")
+        so_far = " so far: the run is not complete." if panel.unfinished() else "."
+        notes.append(f"Streams have between {min(counts)} and {max(counts)} batches{so_far}")
     return notes
+
+
+def _per_corruption(panel: Results) -> str:
+    """How many batches there are of each corruption, where every stream has one."""
+
+    def run(cell: Cell) -> tuple[Any, ...]:
+        return cell.setting, cell.method, cell.estimator, cell.attack
+
+    batches = Counter((run(result.cell), result.cell.corruption) for result in panel.cells)
+    covered = set(Counter(of for of, _ in batches).values())
+    fewest, most = min(batches.values()), max(batches.values())
+    said = "One batch" if most == 1 else f"{fewest} batches" if fewest == most else f"{fewest} to {most} batches"
+    there = "each corruption" if len(covered) == 1 else f"each of {min(covered)} to {max(covered)} corruptions"
+    return f"{said} of {there}"
 
 
 def _differences(panel: Results) -> list[Part]:
@@ -322,7 +353,7 @@ def _differences(panel: Results) -> list[Part]:
     for method, estimator in _groups(panel):
         ours, base = _at(exact, method, estimator), _at(exact, method, "mean")
         if estimator != "mean" and base.cells:
-            differences = (measure(ours.minus(base, "wrong_without")), measure(ours.minus(base)))
+            differences = [_difference(ours, base, which) for which in ("wrong_without", "wrong")]
             rows.append([method_name(method), defence(estimator), *differences])
     columns = ["method", "normalisation", "error without attack", _harm_name(panel)]
     several = len(_variants(panel)) > 1 and _variant(panel)[0] not in SWEEPS
@@ -331,24 +362,34 @@ def _differences(panel: Results) -> list[Part]:
     return [Table("Difference to BatchNorm", columns, rows, caption, labels=2)]
 
 
+def _difference(ours: Results, base: Results, which: str) -> Measure | None:
+    shared = ours.by_batch(which).keys() & base.by_batch(which).keys()
+    return measure(ours.minus(base, which), len(shared))
+
+
 def _frontier(title: str, panel: Results) -> list[Part]:
     axis, _ = _variant(panel)
     if panel.cells[0].cell.attack is None or axis in SWEEPS:
         return []
-    points = []
+    points, others = [], []
     for method, estimator in _groups(panel):
         cells = _at(panel, method, estimator)
-        x, y = measure(cells.complete().error("wrong_without")), measure(cells.worst())
+        x, y = _measured(cells.complete(), "wrong_without"), _measured(cells.hardest())
         if x is not None and y is not None:
             label = f"{method_name(method)} + {defence(estimator)}"
             points.append(Point(label, defence(estimator), x, y, method_name(method)))
+            others += [label] if cells.complete().places() != cells.places() else []
     what = _harm_name(panel)
     alt = "Scatter plot. " + " ".join(
         f"{p.label}: {p.x.value:.1f} without, {p.y.value:.1f} under attack." for p in points
     )
     worst = "the worst attack" if len(_variants(panel)) > 1 else "the attack"
     head = f"{_head(title)}: {what} against error without attack"
-    return [Scatter(head, alt, "error without attack, %", f"{what} ({worst}), %", points)]
+    caption = others and (
+        "Both are over the batches on which all of these attacks were run: fewer than under Results, and so with other"
+        f" errors without attack, for {', '.join(others)}."
+    )
+    return [Scatter(head, alt, "error without attack, %", f"{what} ({worst}), %", points, caption=caption or "")]
 
 
 def _curves(title: str, panel: Results) -> list[Part]:
@@ -417,7 +458,8 @@ def _heat(results: Results, method: str, corruption: str, attacked: bool) -> Mea
     cells = results.select(lambda cell: cell.method == method and cell.corruption == corruption)
     if not cells.cells:
         return None
-    return measure(cells.worst() if attacked else cells.error(), len(cells.batches))
+    counted = cells.hardest() if attacked else cells
+    return measure(counted.harm(), len(counted.batches))
 
 
 def _published(name: str, results: Results) -> list[Part]:
@@ -574,13 +616,16 @@ def _commands(results: Results) -> list[Part]:
 
 
 def _lead(results: Results) -> str:
-    """The finding in one sentence, from the first panel that has an attack."""
+    """The finding in one sentence, from the first panel that has an attack; over batches that can be compared."""
+    stopped = "The run is not complete. " if results.unfinished() or results.unbegun() else ""
     for _, panel in _panels(results):
         if panel.cells[0].cell.attack is None or results.recipe["axis"] in SWEEPS:
             continue
+        shared = _shared(panel)
+        same = panel.places() <= shared
         said = []
         for estimator in _ordered(set(panel.values(lambda cell: cell.estimator))):
-            cells = panel.select(lambda cell, estimator=estimator: cell.estimator == estimator)  # type: ignore[misc]
+            cells = _by(panel, estimator).only(shared)
             worst, before = cells.worst(), cells.error("wrong_without")
             if worst is None or before is None:
                 continue
@@ -590,7 +635,21 @@ def _lead(results: Results) -> str:
                 said.append(f"from {100 * before.value:.0f} to {100 * worst.value:.0f} % with {defence(estimator)}")
         if not said:
             continue
+        batches = "one batch" if len(shared) == 1 else f"{len(shared)} batches"
+        rest = "" if same else f" These are of the {batches} that all of them have."
         if _harm_name(panel) == "attack success":
-            return f"The attacker's target class is predicted in {', '.join(said)}."
-        return f"The error on images that nobody touched goes {', '.join(said)}, under the worst attack that was run."
-    return results.recipe["about"] or "Error without attack."
+            return f"{stopped}The attacker's target class is predicted in {', '.join(said)}.{rest}"
+        worst_of = "under the worst attack that was run"
+        return f"{stopped}The error on images that nobody touched goes {', '.join(said)}, {worst_of}.{rest}"
+    return stopped + (results.recipe["about"] or "Error without attack.")
+
+
+def _by(panel: Results, estimator: str) -> Results:
+    return panel.select(lambda cell: cell.estimator == estimator)
+
+
+def _shared(panel: Results) -> set[tuple[Any, ...]]:
+    """The batches that all estimators of a panel have met under all of its attacks."""
+    estimators = panel.values(lambda cell: cell.estimator)
+    columns = [_of_variant(panel, variant) for variant in _variants(panel)]
+    return set.intersection(*(_by(column, estimator).places() for column in columns for estimator in estimators))

@@ -99,8 +99,8 @@ def _line(text: str) -> str:
     return "".join(parts).strip()
 
 
-def _cell(value: Value, best: bool, decimals: int | None) -> str:
-    """A value, with its interval as a subscript; the best is bold."""
+def _cell(value: Value, best: bool, decimals: int | None, count: int | None) -> str:
+    """A value, with its interval as a subscript and its count where one is given; the best is bold."""
     if isinstance(value, str):
         return _line(value)
     if values.number(value) is None:
@@ -108,23 +108,24 @@ def _cell(value: Value, best: bool, decimals: int | None) -> str:
     text = values.shown(value, decimals).replace("−", "-")
     ends = values.bounds(value) if isinstance(value, Measure) else None
     body = rf"\mathbf{{{text}}}" if best else text
+    size = "" if count is None else f" ({escape(values.counted(count))})"
     if ends is None:
-        return f"${body}$"
+        return f"${body}${size}"
     low, high = (values.decimal(end).replace("−", "-") for end in ends)
-    return f"${body}_{{[{low},\\,{high}]}}$"
+    return f"${body}_{{[{low},\\,{high}]}}${size}"
 
 
 def _table(table: Table) -> list[str]:
     columns, rows = values.padded(table)
     if not rows:
         return [r"\noindent Nothing was measured.", ""]
-    best = values.best(table)
+    best, short = values.best(table), values.fewer(table)
     places = [values.places([row[c] for row in rows]) for c in range(len(columns))]
     numeric = [c >= table.labels and not any(isinstance(row[c], str) for row in rows) for c in range(len(columns))]
     spec = "".join("r" if right else "l" for right in numeric)
     head = [" & ".join(map(_line, columns)) + r" \\", r"\midrule"]
     body = [
-        " & ".join(_cell(value, (r, c) in best, places[c]) for c, value in enumerate(row)) + r" \\"
+        " & ".join(_cell(value, (r, c) in best, places[c], short.get((r, c))) for c, value in enumerate(row)) + r" \\"
         for r, row in enumerate(rows)
     ]
     said = ". ".join(filter(None, [_line(table.title).rstrip("."), _line(table.caption)]))

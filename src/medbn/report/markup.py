@@ -38,10 +38,11 @@ def attribute(name: str, text: str) -> str:
     return f' {name}="{escape(text)}"' if text else ""
 
 
-def measure(value: Measure) -> str:
-    """A measure: its number, and its interval small under it."""
+def measure(value: Measure, count: int | None = None) -> str:
+    """A measure: its number, and small under it its interval, and its count where one is given."""
     ends = values.interval(value)
     small = f'<span class="interval">{escape(ends)}</span>' if ends else ""
+    small += "" if count is None else f'<span class="count">{values.counted(count)}</span>'
     return f'<span class="number">{escape(values.shown(value))}</span>{small}'
 
 

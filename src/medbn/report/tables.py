@@ -24,7 +24,12 @@ class _Column:
 def _name(text: str, colours: Palette) -> str:
     """A label; the name of a defence has its mark before it, as in the pictures."""
     sign = palette.swatch(colours.colour(text), colours.place(text)) if text in colours.known else ""
-    return f"{sign}{markup.heading(text)}"
+    return f"{sign}{_heading(text, colours)}"
+
+
+def _heading(text: str, colours: Palette) -> str:
+    """A name that may break in a narrow column, but not within the name of a defence."""
+    return markup.inline(text) if any(name in text for name in colours.known) else markup.heading(text)
 
 
 def _label(value: Value, colours: Palette, repeated: bool) -> str:
@@ -35,7 +40,7 @@ def _label(value: Value, colours: Palette, repeated: bool) -> str:
     return f'<th scope="row"{kind}{key}>{_name(values.shown(value), colours)}</th>'
 
 
-def _cell(value: Value, column: _Column, best: bool, bar: str) -> str:
+def _cell(value: Value, column: _Column, best: bool, bar: str, count: int | None) -> str:
     """One value. The key to sort by is the number itself, not its rounded text."""
     if isinstance(value, str) or column.text:
         return f'<td class="text">{markup.inline(values.shown(value))}</td>'
@@ -49,17 +54,17 @@ def _cell(value: Value, column: _Column, best: bool, bar: str) -> str:
         title = markup.attribute("title", values.remark(value))
         if bar and key is not None and 0 <= key <= 100:
             extra += f'<span class="bar {bar}" style="--share:{key:.1f}%"></span>'
-        inside = markup.measure(value)
+        inside = markup.measure(value, count)
     else:
         inside = f'<span class="number">{markup.escape(values.shown(value, column.places))}</span>'
     return f'<td class="{kind}"{sort}{title}>{inside}{extra}</td>'
 
 
-def _head(text: str, sortable: bool, is_label: bool) -> str:
+def _head(text: str, colours: Palette, sortable: bool, is_label: bool) -> str:
     kind = "label" if is_label else "value"
     if not text:
         return f'<td class="{kind}"></td>'
-    inside = markup.heading(text)
+    inside = _heading(text, colours)
     if sortable:
         inside = f'<button type="button">{inside}</button>'
     return f'<th scope="col" class="{kind}">{inside}</th>'
@@ -85,7 +90,7 @@ def table(part: Table, colours: Palette, headline: bool = False) -> str:
     columns, rows = values.padded(part)
     if not rows:
         return '<p class="empty">Nothing was measured.</p>'
-    best = values.best(part)
+    best, short = values.best(part), values.fewer(part)
     kinds = [_column([row[c] for row in rows]) for c in range(len(columns))]
     lines = []
     for r, row in enumerate(rows):
@@ -97,12 +102,12 @@ def table(part: Table, colours: Palette, headline: bool = False) -> str:
             # A repeated label is quiet, except the last, which tells the row from its neighbours.
             _label(row[c], colours, c < part.labels - 1 and labels[: c + 1] == before[: c + 1])
             if c < part.labels
-            else _cell(row[c], kinds[c], (r, c) in best, bar)
+            else _cell(row[c], kinds[c], (r, c) in best, bar, short.get((r, c)))
             for c in range(len(columns))
         ]
         new_group = r > 0 and part.labels > 1 and labels[0] != before[0]
         lines.append(('<tr class="group">' if new_group else "<tr>") + "".join(cells) + "</tr>")
-    heads = "".join(_head(c, len(rows) > 1, i < part.labels or kinds[i].text) for i, c in enumerate(columns))
+    heads = "".join(_head(c, colours, len(rows) > 1, i < part.labels or kinds[i].text) for i, c in enumerate(columns))
     kind = "headline" if headline else ""
     notes = "".join(f"<li>{markup.inline(note)}</li>" for note in part.notes)
     # Buttons to sort by bring the keyboard into the box already; without them the box itself must take the focus.

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from typing import SupportsFloat, SupportsIndex
 
 from . import values
-from .document import Curves, Document, Heatmap, Measure, Scatter, Table, Text, Value
+from .document import Curves, Document, Gallery, Heatmap, Measure, Scatter, Table, Text, Value
 from .latex import latex
 
 __all__ = ["csv", "json", "latex", "markdown"]
@@ -42,12 +42,12 @@ def _markdown_table(table: Table) -> list[str]:
     columns, rows = values.padded(table)
     if not rows:
         return ["Nothing was measured.", ""]
-    best = values.best(table)
+    best, short = values.best(table), values.fewer(table)
     numeric = [c >= table.labels and not any(isinstance(row[c], str) for row in rows) for c in range(len(columns))]
     places = [values.places([row[c] for row in rows]) for c in range(len(columns))]
     lines = [_row([_line(column) for column in columns]), _row(["---:" if right else "---" for right in numeric])]
     for r, row in enumerate(rows):
-        cells = [_line(values.full(value, places[c])) for c, value in enumerate(row)]
+        cells = [_line(values.full(value, places[c], short.get((r, c)))) for c, value in enumerate(row)]
         lines.append(_row([f"**{cell}**" if (r, c) in best else cell for c, cell in enumerate(cells)]))
     return [*lines, ""]
 
@@ -64,15 +64,18 @@ def _fence(code: str) -> list[str]:
 
 
 def markdown(document: Document) -> str:
-    """GitHub's Markdown, readable as it is."""
+    """GitHub's Markdown, readable as it is. It has no pictures, and nothing of what would hold them alone."""
     lines = [f"# {_line(document.title)}", ""]
     lines += [line for text in values.paragraphs(document.lead) for line in (_line(text), "")]
     lines += [f"- **{_line(name)}**: {_line(said)}" for name, said in document.series.items()]
     lines += [""] if document.series else []
     for section in document.sections:
+        parts = [part for part in section.parts if not isinstance(part, Gallery)]
+        if section.parts and not parts:
+            continue
         lines += [f"## {_line(section.title)}", ""]
         lines += [line for text in values.paragraphs(section.lead) for line in (_line(text), "")]
-        for part in section.parts:
+        for part in parts:
             if isinstance(part, Text):
                 prose = [line for text in values.paragraphs(part.text) for line in (_line(text), "")]
                 lines += _fence(part.text) if part.code else prose

@@ -70,17 +70,23 @@ def interval(measure: Measure) -> str:
     return (" to " if min(ends) < 0 else "–").join(decimal(end) for end in ends)
 
 
-def full(value: Value, decimals: int | None = None) -> str:
-    """A value with its interval in brackets."""
+def full(value: Value, decimals: int | None = None, count: int | None = None) -> str:
+    """A value with its interval in brackets, and with how many batches or targets it is from where that is given."""
     ends = interval(value) if isinstance(value, Measure) else ""
-    return f"{shown(value)} ({ends})" if ends else shown(value, decimals)
+    said = "; ".join(filter(None, [ends, "" if count is None else counted(count)]))
+    return f"{shown(value)} ({said})" if said else shown(value, decimals)
+
+
+def counted(count: int) -> str:
+    """How a number of batches or targets stands in a cell."""
+    return f"n = {count}"
 
 
 def remark(measure: Measure) -> str:
     """What is said where the pointer rests."""
     ends = interval(measure)
-    counted = "" if measure.count is None else f"n = {measure.count}"
-    return "; ".join(filter(None, [measure.note, f"95 % interval {ends}" if ends else "", counted]))
+    size = "" if measure.count is None else counted(measure.count)
+    return "; ".join(filter(None, [measure.note, f"95 % interval {ends}" if ends else "", size]))
 
 
 def spans(text: str) -> Iterator[tuple[str, bool]]:
@@ -102,15 +108,30 @@ def padded(table: Table) -> tuple[list[str], list[list[Value]]]:
     return columns, [[*row, *[None] * (width - len(row))] for row in table.rows]
 
 
+def fewer(table: Table) -> dict[tuple[int, int], int]:
+    """The counts of those measures that are from fewer batches or targets than others of their column, by place.
+
+    With ``across``, than others of their row.
+    """
+    lines: dict[int, dict[tuple[int, int], int]] = {}
+    for r, row in enumerate(table.rows):
+        for c, value in enumerate(row):
+            if isinstance(value, Measure) and value.count is not None and number(value) is not None:
+                lines.setdefault(r if table.across else c, {})[r, c] = value.count
+    return {place: n for line in lines.values() for place, n in line.items() if n < max(line.values())}
+
+
 def best(table: Table) -> set[tuple[int, int]]:
     """The (row, column) places of the best measures of a table; plain numbers (seconds, counts) do not compete.
 
     They are compared down each column, among the rows that share every label but the last (the defences under one
-    method); or, with ``across``, along each row. Where all are equal none is best.
+    method); or, with ``across``, along each row. Those from fewer batches than others do not compete either. Where all
+    are equal none is best.
     """
     if table.best is None:
         return set()
     choose = {"low": min, "high": max}[table.best]
+    short = fewer(table)
     columns, rows = padded(table)
     groups: dict[object, list[tuple[int, int]]] = {}
     for r, row in enumerate(rows):
@@ -122,7 +143,7 @@ def best(table: Table) -> set[tuple[int, int]]:
         scores = {}
         for r, c in places:
             value = rows[r][c]
-            score = number(value) if isinstance(value, Measure) else None
+            score = number(value) if isinstance(value, Measure) and (r, c) not in short else None
             if score is not None:
                 scores[r, c] = score
         if len(set(scores.values())) > 1:

@@ -1,0 +1,80 @@
+"""The scripts of ``benchmarks/`` answer ordinary mistakes as the command line does: with one line and exit code 2."""
+
+from __future__ import annotations
+
+import runpy
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from medbn import estimators
+
+FOLDER = Path(__file__).parents[2] / "benchmarks"
+
+
+@pytest.fixture(autouse=True)
+def _alone(tmp_path, monkeypatch):
+    """No data, a folder of their own, and no estimator that outlives the test."""
+    monkeypatch.setenv("MEDBN_DATA", str(tmp_path / "data"))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(FOLDER)
+    before = estimators.available()
+    yield
+    for name in set(estimators.available()) - set(before):
+        estimators.unregister(name)
+
+
+def run(monkeypatch, script: str, *arguments: str) -> object:
+    """What a script exits with."""
+    monkeypatch.setattr(sys, "argv", [script, *arguments])
+    with pytest.raises(SystemExit) as stop:
+        runpy.run_path(str(FOLDER / script), run_name="__main__")
+    return stop.value.code
+
+
+TRAIN = "medbn train resnet26 --data cifar10 --out "
+
+
+@pytest.mark.parametrize(
+    ("command", "message"),
+    [
+        ("reproduce.py", "medbn data make cifar10-c"),
+        ("reproduce.py priors --smoke --estimators image_medain", "Did you mean 'image_median'"),
+        ("reproduce.py --jobs 0", "whole number from 1"),
+        ("reproduce.py --gradients exakt", "invalid choice"),
+        ("tried.py --cifar", TRAIN),
+        ("changing.py", TRAIN),
+        ("changing.py --batches 0", "whole number from 1"),
+        ("plain.py", TRAIN),
+        ("attack_loop.py --method tint --device cpu", "--method takes tebn, tent"),
+    ],
+)
+def test_mistakes_are_one_line_and_exit_2(command, message, monkeypatch, capsys, tmp_path):
+    assert run(monkeypatch, *command.split()) == 2
+    printed = capsys.readouterr()
+    assert message in printed.err
+    assert printed.err.startswith(command.split()[0])
+    assert printed.err.count("\n") == 1
+    assert printed.out == ""
+    if message is TRAIN:
+        assert str(tmp_path / "data" / "models" / "resnet26-cifar10.safetensors") in printed.err
+
+
+@pytest.mark.parametrize(
+    ("script", "parts"),
+    [("reproduce.py", ["default: cifar10-c.db"]), ("tried.py", ["image_winsorised", "image_within"])],
+)
+def test_help_says_what_there_is(script, parts, monkeypatch, capsys):
+    assert run(monkeypatch, script, "--help") == 0
+    printed = capsys.readouterr().out
+    for part in parts:
+        assert part in printed
+
+
+def test_there_is_no_fifth_of_four_batches():
+    averaged = runpy.run_path(str(FOLDER / "changing.py"))["averaged"]
+    table = torch.arange(12.0).view(2, 6)
+    assert averaged(table) == {"all": 5.5, "first": 3.0, "fifth": 7.0, "last": 8.0}
+    assert averaged(table[:, :4]) == {"all": 4.5, "first": 3.0, "fifth": None, "last": 6.0}
