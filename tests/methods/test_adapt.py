@@ -588,16 +588,39 @@ def test_cuda_agrees_with_the_cpu(method, estimator, model, batches):
 # --- wrong use -------------------------------------------------------------------------------------------------------
 
 
-def test_inference_mode_is_refused_with_the_way_out(model, batches):
+@pytest.mark.parametrize("method", METHODS)
+def test_adapters_serve_under_inference_mode(method, model, batches):
+    tta, plain = make(model, method), make(model, method)
+    for x in batches[:2]:
+        with torch.inference_mode():
+            found = tta(x * 1.0)
+        assert torch.equal(found, plain(x))
+        assert_same(state(tta), state(plain))
+    assert torch.equal(tta(batches[2]), plain(batches[2]))
+    tta.surrogate()(batches[3].clone().requires_grad_()).sum().backward()
+
+
+def test_adapters_are_made_and_attacked_outside_of_inference_mode(model, batches):
     tta = make(model, "tent")
     with torch.inference_mode():
-        with pytest.raises(RuntimeError, match=r"inference_mode\(\) rules out; use torch.no_grad\(\)"):
-            tta(batches[0])
-        with pytest.raises(RuntimeError, match="inference_mode"):
-            medbn.adapt(model, "tent")
+        for wrong in (lambda: medbn.adapt(model, "tent"), lambda: tta.surrogate()(batches[0])):
+            with pytest.raises(RuntimeError, match=r"inference_mode\(\) makes tensors that can have no gradients"):
+                wrong()
         x = batches[0] * 1.0
     assert x.is_inference()
     assert torch.equal(tta(x), make(model, "tent")(batches[0]))  # such a tensor is fine
+
+
+def test_a_state_of_another_defence_is_refused(model, batches):
+    tta, other = make(model, "past", "image_median@0.5"), make(model, "past", "mean")
+    tta(batches[0])
+    before = state(other)
+    for load in (lambda: other.restore(tta.snapshot()), lambda: other.load_state_dict(tta.state_dict())):
+        with pytest.raises(ValueError, match=r"with image_median@0.5 in its layers, and this one has mean"):
+            load()
+        assert_same(state(other), before)
+    with pytest.raises(ValueError, match="this is no snapshot of an adapter"):
+        other.restore({})
 
 
 def test_wrong_names_list_the_right_ones(model):

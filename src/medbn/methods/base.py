@@ -105,6 +105,9 @@ class Adapter(Stateful):
         ``valid`` marks, with a ``(B,)`` mask, the images that are not padding: only those take part in statistics,
         losses and memory.
         """
+        if torch.is_inference_mode_enabled():
+            with torch.inference_mode(False):  # what is kept and learned must be able to have gradients
+                return self.forward(*args, valid=valid, **kwargs)
         inputs = Inputs.of(args, kwargs, valid)
         if self.model.training:
             self.model.eval()

@@ -65,11 +65,11 @@ class Inputs(NamedTuple):
 
 
 def refuse_inference_mode() -> None:
-    """Adapting records gradients, and copies parameters that must be able to have them."""
+    """What is made under it can have no gradients, which adapters and their attackers need."""
     if torch.is_inference_mode_enabled():
         raise RuntimeError(
-            "adaptation needs gradients, which torch.inference_mode() rules out; use torch.no_grad() instead"
-            " (the adapter switches gradients on where it needs them)."
+            "torch.inference_mode() makes tensors that can have no gradients; make and attack adapters outside of it,"
+            " or use torch.no_grad() instead. Calling an adapter inside is fine."
         )
 
 

@@ -108,5 +108,9 @@ class Past(Adapter):
         counted = images / (self.batch_size + memory["images"] + images)
         return policies.ema(min(max(self.momentum * (images / self.batch_size), counted), most))
 
+    def extra_repr(self) -> str:
+        """What it remembers, which its layers do not show."""
+        return f"momentum={self.momentum:g}, batch_size={self.batch_size}, second_looks={self.second_looks}"
+
     def _looks_again(self) -> bool:
         return bool(self.memory["batches"] < self.second_looks)

@@ -45,7 +45,8 @@ class Stateful(nn.Module):
         optimizer = None if self.optimizer is None else self.optimizer.state_dict()
         rest = {"averages": averages, "optimizer": optimizer, "memory": self.memory}
         copied: dict[str, Any] = tree_map(lambda v: v.detach().clone() if isinstance(v, Tensor) else v, rest)
-        return {"method": self._name(), "learned": learned, **copied, "random": self.generator.get_state()}
+        made = {"method": self._name(), "estimators": self._estimators()}
+        return {**made, "learned": learned, **copied, "random": self.generator.get_state()}
 
     def restore(self, snapshot: dict[str, Any]) -> None:
         """Return to a snapshot; what follows is then the same, to the bit."""
@@ -82,11 +83,23 @@ class Stateful(nn.Module):
 
     def _check_state(self, state: dict[str, Any]) -> None:
         """Refuse what another adapter has saved, before anything has changed."""
+        if not isinstance(state, dict) or "method" not in state:
+            raise ValueError("this is no snapshot of an adapter; snapshot() makes them.")
+        others = state.get("estimators")
+        if others is not None and others != self._estimators():
+            raise ValueError(
+                f"this state is of an adapter with {', '.join(others)} in its layers, and this one has"
+                f" {', '.join(self._estimators())}; make it with the estimator of that one."
+            )
         if state["method"] != self._name() or state["learned"].keys() != self.learned.keys():
             raise ValueError(
                 f"this state is of {state['method']} with {len(state['learned'])} learned parameters, and the adapter"
                 f" is {self._name()} with {len(self.learned)}; make it with the method, model and options of that one."
             )
+
+    def _estimators(self) -> list[str]:
+        """The names of the estimators in the layers: what defends the model, and no state may change unseen."""
+        return sorted({layer.estimator.name for layer in self.layers.values()})
 
     def _name(self) -> str:
         return type(self).__name__
