@@ -8,9 +8,9 @@ ratio is of two runs that stood next to each other: that of TeBN with BatchNorm,
 
 from __future__ import annotations
 
-import argparse
 import json
 import statistics
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 import medbn
-from medbn import models
+from medbn import cli, models
 from medbn.bench import Place
 from medbn.bench.runner import facts
 from medbn.methods.base import Adapter
@@ -34,7 +34,7 @@ SERVED: list[tuple[str, str, dict[str, Any]]] = [
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser = cli.Parser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--model", default="resnet26", help="a name from medbn.models.available()")
     parser.add_argument("--images", type=int, default=200, help="in a batch")
     parser.add_argument("--size", type=int, default=32, help="of an image, in pixels")
@@ -83,4 +83,4 @@ def _answered(adapter: Adapter, images: torch.Tensor) -> float:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(cli.answer("serving.py", main))

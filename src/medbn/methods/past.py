@@ -22,7 +22,8 @@ class Past(Adapter):
     normalised with. Here no image's prediction depends on another image of its batch, so there is nothing to move,
     whatever the attacker knows. What is left is to poison a batch so as to harm later ones. One batch weighs
     ``momentum`` in those, and a robust estimator bounds what its malicious images make of that; an attacker who hits
-    every batch has her share of them all, as with batch statistics, but must know beforehand whom to harm.
+    every batch has her share of them all, as with batch statistics. To hit a target she must know it beforehand;
+    to harm everybody she need know nobody.
 
     Images weigh alike, however calls are cut: one of few images, or of few that are finite and not padding, weighs
     accordingly less. A median needs company all the same: statistics of a single image are that image's own, so that
