@@ -60,7 +60,14 @@ def test_ctrl_c_stops_cleanly_and_says_how_to_continue(tmp_path):
     for jobs in ("1", "2"):
         store = tmp_path / f"{jobs}.db"
         arguments = ["run", "worst-case", "--smoke", "--store", str(store)]
-        child = medbn_process(*arguments, "--jobs", jobs, start_new_session=True)
+        child = medbn_process(
+            *arguments,
+            "--jobs",
+            jobs,
+            start_new_session=True,
+            # Whoever runs tests in the background may have them ignore Ctrl-C, and so would the child.
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+        )
         deadline = time.monotonic() + 60
         while not store.exists() and time.monotonic() < deadline:
             time.sleep(0.05)
