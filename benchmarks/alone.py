@@ -9,11 +9,12 @@ digits, none of which adapts. ``past`` weighs images; sEMA, with the same averag
 from __future__ import annotations
 
 import copy
+import sys
 
 import torch
 
 import medbn
-from medbn import data, models
+from medbn import cli, data, models
 from medbn.bench import Place
 from medbn.bench.runner import facts
 from medbn.methods.base import Adapter
@@ -22,6 +23,7 @@ BLACK = 10
 
 
 def main() -> None:
+    cli.Parser(description=(__doc__ or "").split("\n")[0]).parse_args()
     machine = facts(Place())
     model = models.get("resnet-small", weights="shipped")
     batches = list(data.load("digits", corruption="snow", severity=5).batches(50, drop_last=True))
@@ -58,4 +60,4 @@ def wrong(tta: Adapter, batches: list[tuple[torch.Tensor, torch.Tensor]]) -> int
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(cli.answer("alone.py", main))

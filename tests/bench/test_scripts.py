@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import runpy
 import sys
 from pathlib import Path
@@ -78,3 +79,23 @@ def test_there_is_no_fifth_of_four_batches():
     table = torch.arange(12.0).view(2, 6)
     assert averaged(table) == {"all": 5.5, "first": 3.0, "fifth": 7.0, "last": 8.0}
     assert averaged(table[:, :4]) == {"all": 4.5, "first": 3.0, "fifth": None, "last": 6.0}
+
+
+def test_serving_times_what_it_serves(monkeypatch, capsys, tmp_path):
+    tiny = "--device cpu --model resnet-small --images 2 --size 16 --rounds 2 --json x.json"
+    assert run(monkeypatch, "serving.py", *tiny.split()) == 0
+    assert "past    image_median@0.5" in capsys.readouterr().out
+    rows = json.loads((tmp_path / "x.json").read_text())["rows"]
+    assert len(rows) == 6
+    assert all(row["ratio"] > 0 and len(row["seconds"]) == 2 for row in rows)
+
+
+def test_images_that_come_alone_move_past_as_little_as_others(monkeypatch, capsys):
+    assert run(monkeypatch, "alone.py") == 0
+    rows = [line.split() for line in capsys.readouterr().out.splitlines()[2:]]
+    for method, _, before, alone, padded, among, *_ in rows:
+        moved = [int(after) - int(before) for after in (alone, padded, among)]
+        if method == "past":
+            assert max(moved) <= 5  # of 150; CPUs differ
+        else:
+            assert min(moved[:2]) > 20  # which weighs calls

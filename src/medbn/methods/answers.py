@@ -1,10 +1,10 @@
 """An adapter's forward pass, recorded on a GPU as a CUDA graph and played back.
 
 Small images are done before Python has launched the kernels for them, so that launching is what takes the time, and
-robust statistics are launched in more pieces than BatchNorm's. Played back, nothing is launched. What the pass reads
-lies in static tensors, which every call fills: its arguments and the moving averages. Parameters and buffers are read
-where they are, so they may change their values, and everything else that the model's code looks at is compared before
-each call. A call that differs is answered without a recording; if it comes once more, there will be another one.
+robust statistics are launched in more pieces than BatchNorm's. Played back, one launch does for all. What the pass
+reads lies in static tensors, which every call fills: its arguments and the moving averages. Parameters and buffers are
+read where they are, so they may change their values, and everything else that the model's code looks at is compared
+before each call. A call that differs is answered without a recording; if it comes once more, there will be another one.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -67,16 +68,24 @@ class Answers:
         return known
 
 
+@dataclass
 class Answer:
     """A forward pass, and the tensors it reads and writes."""
 
-    def __init__(
-        self, graph: Any, pool: Any, model: Unchanged, static: list[Any], averages: list[Tensor], output: Any,
-        gather: Gather,
-    ) -> None:  # fmt: skip
-        self.graph, self.pool, self.holds = graph, pool, model.holds
-        self.static, self.averages, self.model = static, averages, model
-        self.output, self.gather = output, gather
+    graph: Any
+    pool: Any
+    """The memory in which it computes."""
+    model: Unchanged
+    """As it was recorded."""
+    static: list[Any]
+    """The arguments that it reads."""
+    averages: list[Tensor]
+    output: Any
+    gather: Gather
+
+    def holds(self) -> bool:
+        """Whether it is still what the model would do."""
+        return self.model.holds()
 
     def play(self, inputs: Inputs) -> tuple[Any, Gather]:
         """The output, and what gathers the batch's statistics."""
@@ -171,7 +180,9 @@ def _key(inputs: Inputs) -> Hashable:
         if not isinstance(leaf, (Tensor, *PLAIN)):
             raise _impossible(f"an argument is a {type(leaf).__name__}, which may change unseen.")
     stream = torch.cuda.current_stream().cuda_stream if torch.cuda.is_available() else None
-    return (str(structure), tuple(form(leaf) if isinstance(leaf, Tensor) else leaf for leaf in leaves), stream)
+    # With their types: 1, 1.0 and True are equal, and a model's code may tell them apart.
+    kinds = tuple(form(leaf) if isinstance(leaf, Tensor) else (type(leaf), leaf) for leaf in leaves)
+    return (str(structure), kinds, stream)
 
 
 def _insist(adapter: Adapter, inputs: Inputs) -> None:
