@@ -5,12 +5,12 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test lint typecheck bench clean
+.PHONY: help install demo test lint typecheck speed clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-$(READY): pyproject.toml constraints.txt setup.py $(wildcard src/medbn/kernels/native*.[ch])
+$(READY): pyproject.toml constraints.txt setup.py $(wildcard src/medbn/kernels/c/*.[ch])
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable ".[bench,dev]"
 	@touch $@
@@ -21,7 +21,7 @@ demo: $(READY) ## attack a small model on real digits and write a report, in a m
 	$(BIN)/medbn demo
 
 test: $(READY) ## run all tests
-	$(BIN)/python -m pytest
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto -q
 
 lint: $(READY) ## check style and formatting
 	$(BIN)/ruff check
@@ -30,9 +30,9 @@ lint: $(READY) ## check style and formatting
 typecheck: $(READY) ## check types strictly
 	$(BIN)/mypy
 
-bench: $(READY) ## time the defence on this machine, beside BatchNorm
-	$(BIN)/medbn bench
+speed: $(READY) ## time the defence on this machine, beside BatchNorm
+	$(BIN)/medbn speed
 
 clean: ## remove the environment and everything generated
-	rm -rf $(VENV) build dist src/*.egg-info src/medbn/kernels/*.so .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) build dist src/*.egg-info src/medbn/kernels/c/*.so .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

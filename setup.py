@@ -1,20 +1,20 @@
-"""Builds the native kernels, which are optional: without a C compiler medbn installs and runs without them."""
+"""Build the C kernels, which are optional: without a C compiler medbn installs and runs without them."""
 
 from setuptools import Extension, setup
 
-KERNELS = "src/medbn/kernels"
-HEADERS = ("native.h", "native_select.h", "native_median.h", "native_passes.h")
+FOLDER = "src/medbn/kernels/c"
+HEADERS = ("kernels.h", "select.h", "median.h", "passes.h")
 FLAGS = ["-std=c11", "-O3", "-g0", "-pthread", "-fvisibility=hidden"]
 FLAGS += ["-ffp-contract=fast", "-fno-math-errno", "-fno-trapping-math"]  # nothing that reorders sums
 
-# Not a Python module: src/medbn/kernels/native.py loads it with ctypes. Each instruction set has a file, which names it
-# itself, so that the library runs on any processor of its kind.
+# Not a Python module: src/medbn/kernels/c/binding.py loads it with ctypes. Each instruction set has its own file, so
+# that the library runs on every processor of its architecture.
 setup(
     ext_modules=[
         Extension(
-            "medbn.kernels._native",
-            sources=[f"{KERNELS}/native{kind}.c" for kind in ("", "_generic", "_avx2", "_avx512")],
-            depends=[f"{KERNELS}/{name}" for name in HEADERS],
+            "medbn.kernels.c._kernels",
+            sources=[f"{FOLDER}/{name}.c" for name in ("kernels", "generic", "avx2", "avx512")],
+            depends=[f"{FOLDER}/{name}" for name in HEADERS],
             extra_compile_args=FLAGS,
             extra_link_args=["-pthread"],
             libraries=["m"],

@@ -12,7 +12,7 @@ import torch
 from PIL import Image, ImageDraw, ImageFont
 
 from medbn.data import corruptions
-from medbn.data.folders import decoded
+from medbn.data.image_folder import decoded
 
 
 def main() -> None:

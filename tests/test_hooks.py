@@ -41,7 +41,7 @@ def attributes(model):
 def test_capture_yields_what_every_layer_saw_and_used(estimator, policy):
     model, x = network(estimator, policy), torch.randn(6, 3, 8, 8)
     expected = model(x)
-    with medbn.capture(model) as seen:
+    with medbn.observe(model) as seen:
         torch.testing.assert_close(model(x), expected)
         assert [o.name for o in seen] == ["1", "4"]
         torch.testing.assert_close(seen[0].input, model[0](x))
@@ -65,7 +65,7 @@ def test_capture_yields_what_every_layer_saw_and_used(estimator, policy):
 def test_capture_looks_at_a_batch_without_weight_if_asked(estimator, detached, policy):
     model, x = network(estimator, policy), torch.randn(6, 3, 8, 8)
     expected = model(x)
-    with medbn.capture(model, weightless=True, detached=detached) as seen:
+    with medbn.observe(model, weightless=True, detached=detached) as seen:
         torch.testing.assert_close(model(x), expected)
         for o in seen:
             torch.testing.assert_close((o.batch_centre, o.batch_variance), statistics(o.input, estimator))
@@ -74,7 +74,7 @@ def test_capture_looks_at_a_batch_without_weight_if_asked(estimator, detached, p
 
 def test_captured_statistics_are_differentiable():
     model, x = network(), torch.randn(6, 3, 8, 8, requires_grad=True)
-    with medbn.capture(model) as seen:
+    with medbn.observe(model) as seen:
         model(x)
         (dx,) = torch.autograd.grad(seen[1].centre.sum() + seen[1].variance.sum(), x)
     centre, variance = statistics(model[:4](x))
@@ -85,9 +85,9 @@ def test_captured_statistics_are_differentiable():
 
 def test_every_pass_is_recorded_and_contexts_nest():
     model, x = network(), torch.randn(4, 3, 8, 8)
-    with medbn.capture(model) as outer:
+    with medbn.observe(model) as outer:
         model(x)
-        with medbn.capture(model, inputs=False) as inner:
+        with medbn.observe(model, inputs=False) as inner:
             model(x)
             assert [o.name for o in inner] == ["1", "4"]
             assert all(o.input is None for o in inner)
@@ -98,7 +98,7 @@ def test_every_pass_is_recorded_and_contexts_nest():
 def test_a_layer_used_twice_is_seen_twice():
     norm = nn.BatchNorm1d(3)
     model = medbn.convert(nn.Sequential(norm, nn.Linear(3, 3), norm))
-    with medbn.capture(model) as seen:
+    with medbn.observe(model) as seen:
         model(torch.randn(5, 3))
         assert [o.name for o in seen] == ["0", "0"]
 
@@ -106,7 +106,7 @@ def test_a_layer_used_twice_is_seen_twice():
 def test_nothing_is_kept_after_exit():
     model, x = network(), torch.randn(4, 3, 8, 8)
     before = attributes(model)
-    with medbn.capture(model) as seen:
+    with medbn.observe(model) as seen:
         model(x)
         kept = [weakref.ref(t) for o in seen for t in (o.input, o.centre, o.variance)]
     gc.collect()
@@ -118,7 +118,7 @@ def test_nothing_is_kept_after_exit():
 def test_copies_made_inside_a_context_know_nothing_of_it():
     model, x = network(), torch.randn(4, 3, 8, 8)
     expected = model(x)
-    with medbn.capture(model) as seen, medbn.backward_through(model, "mean"):
+    with medbn.observe(model) as seen, medbn.backward_through(model, "mean"):
         twins = [copy.deepcopy(model), pickle.loads(pickle.dumps(model))]
         for twin in twins:
             assert torch.equal(twin(x), expected)
@@ -128,7 +128,7 @@ def test_copies_made_inside_a_context_know_nothing_of_it():
 
 def test_contexts_that_end_in_another_order():
     model, x = network(), torch.randn(4, 3, 8, 8)
-    first, second = medbn.capture(model), medbn.capture(model)
+    first, second = medbn.observe(model), medbn.observe(model)
     first.__enter__()
     seen = second.__enter__()
     first.__exit__(None, None, None)
@@ -141,7 +141,7 @@ def test_contexts_that_end_in_another_order():
 def test_an_error_inside_leaves_nothing_behind():
     model = network()
     before = attributes(model)
-    with pytest.raises(RuntimeError), medbn.capture(model), medbn.backward_through(model, "mean"):
+    with pytest.raises(RuntimeError), medbn.observe(model), medbn.backward_through(model, "mean"):
         model(torch.randn(4, 7, 8, 8))
     assert attributes(model) == before
 
@@ -150,7 +150,7 @@ def test_a_model_without_robust_layers_is_refused():
     plain = nn.Sequential(nn.BatchNorm2d(3))
     with (
         pytest.raises(ValueError, match=r"Sequential has no robust BatchNorm layer.*medbn.convert\(model\)"),
-        medbn.capture(plain),
+        medbn.observe(plain),
     ):
         pass
 
@@ -229,7 +229,7 @@ def test_a_policy_for_a_while():
     model, x = network("median", "ema"), torch.randn(6, 3, 8, 8)
     model[1].commit(torch.randn(4), torch.rand(4))
     before = model(x)
-    with medbn.hooks.normalising_with(model, medbn.policies.ema(0.0)), torch.no_grad():  # what it holds, and no batch
+    with medbn.hooks.use_policy(model, medbn.policies.ema(0.0)), torch.no_grad():  # what it holds, and no batch
         expected = normalise(model[0](x), model[1].ema_mean, model[1].ema_var, model[1].weight, model[1].bias)
         torch.testing.assert_close(model[:2](x), expected)
         assert torch.equal(model(x)[:2], model(x[:2]))
@@ -244,6 +244,6 @@ def test_padding_takes_no_part_in_the_statistics(estimator):
     model, x = network(estimator), torch.randn(8, 3, 8, 8)
     expected = model(x[:5])
     x[5:] = 100.0
-    with medbn.hooks.counting_only(model, torch.arange(8) < 5):
+    with medbn.hooks.mask_images(model, torch.arange(8) < 5):
         y = model(x)
     torch.testing.assert_close(y[:5], expected, rtol=1e-4, atol=1e-4)

@@ -238,7 +238,7 @@ def test_many_layers_commit_at_once_what_each_would():
         batch[1][0][2], batch[3][1][:] = torch.nan, torch.inf
         for layer, statistic in zip(one_by_one, batch, strict=True):
             layer.commit(*statistic)
-        medbn.layers.gathered(dict(zip(at_once, batch, strict=True)))()
+        medbn.layers.gather_statistics(dict(zip(at_once, batch, strict=True)))()
     for layer, other in zip(at_once, one_by_one, strict=True):
         assert torch.equal(layer.ema_mean, other.ema_mean)
         assert torch.equal(layer.ema_var, other.ema_var)

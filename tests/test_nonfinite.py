@@ -115,7 +115,7 @@ def test_a_batch_with_no_finite_image_uses_what_the_layer_holds(estimator, polic
         layer.commit(torch.randn(3, device=device), torch.rand(3, device=device))
         held = layer.ema_mean
     x = torch.full((2, 3, 4, 4), torch.nan, device=device, requires_grad=True)
-    with medbn.capture(layer) as seen:
+    with medbn.observe(layer) as seen:
         y = layer(x)
         assert torch.equal(seen[0].centre, held)
     assert y.isnan().all()
@@ -151,7 +151,7 @@ def test_padding_may_hold_anything(estimator):
     expected = layer(x[:4])
     (d_expected,) = torch.autograd.grad(expected.square().sum() + expected.sum(), layer.weight)
     x[4:] = torch.nan
-    with medbn.hooks.counting_only(layer, torch.arange(6) < 4):
+    with medbn.hooks.mask_images(layer, torch.arange(6) < 4):
         y = layer(x)[:4]
     torch.testing.assert_close(y, expected)
     (d_weight,) = torch.autograd.grad(y.square().sum() + y.sum(), layer.weight)
@@ -194,7 +194,7 @@ def test_isolation_never_waits_for_the_gpu(estimator):
     torch.cuda.synchronize()
     try:
         torch.cuda.set_sync_debug_mode("error")
-        with medbn.capture(layer) as seen:
+        with medbn.observe(layer) as seen:
             layer(x)[5:].sum().backward()  # a slice: indexing by a list would wait
             layer.commit(seen[0].batch_centre, seen[0].batch_variance)
     finally:

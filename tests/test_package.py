@@ -13,7 +13,7 @@ import pytest
 import medbn
 
 # All but the library of the C kernels, which lies there and is no module.
-MODULES = [m.name for m in pkgutil.walk_packages(medbn.__path__, "medbn.") if not m.name.endswith("._native")]
+MODULES = [m.name for m in pkgutil.walk_packages(medbn.__path__, "medbn.") if not m.name.endswith("._kernels")]
 ROOT = Path(__file__).parent.parent
 
 

@@ -7,9 +7,9 @@ import medbn
     logits = tta(images)                               # predicts and adapts
 """
 
-from . import attacks, estimators, functional, methods, policies, robust
+from . import attacks, estimators, functional, medians, methods, policies
 from .convert import convert, register_tail, revert
-from .hooks import backward_through, capture
+from .hooks import backward_through, observe
 from .layers import (
     MedBatchNorm1d,
     MedBatchNorm2d,
@@ -34,13 +34,13 @@ __all__ = [
     "adapt",
     "attacks",
     "backward_through",
-    "capture",
     "convert",
     "estimators",
     "functional",
+    "medians",
     "methods",
+    "observe",
     "policies",
     "register_tail",
     "revert",
-    "robust",
 ]

@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from ._names import unknown
+from ._errors import unknown_name
 from .estimators import Estimator
 from .policies import Policy
 
@@ -32,7 +32,7 @@ HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_p
 T = TypeVar("T")
 
 
-class Unrecordable(Exception):  # noqa: N818 - it is a reason, and no error where nobody insists
+class CaptureError(Exception):
     """Why something cannot be recorded."""
 
 
@@ -43,7 +43,7 @@ def switched_off() -> bool:
     """Whether the environment says so."""
     given = os.environ.get(SWITCH, "1")
     if given not in ("0", "1"):
-        raise unknown(SWITCH, given, ("0", "1"))
+        raise unknown_name(SWITCH, given, ("0", "1"))
     return given == "0"
 
 
@@ -111,7 +111,7 @@ def form(t: Tensor) -> tuple[Hashable, ...]:
 # --- recording --------------------------------------------------------------------------------------------------------
 
 
-def rehearsed(run: Callable[[], T]) -> T:
+def warm_up(run: Callable[[], T]) -> T:
     """What it returns the first time; then it is run some more, to see that it does not wait for the GPU."""
     here, (side, _) = torch.cuda.current_stream(), _streams(torch.cuda.current_device())
     side.wait_stream(here)
@@ -124,7 +124,7 @@ def rehearsed(run: Callable[[], T]) -> T:
                     for _ in range(WARM_UPS - 1):
                         run()
             except RuntimeError as error:
-                raise Unrecordable(f"it waits for the GPU: {line(error)}") from error
+                raise CaptureError(f"it waits for the GPU: {line(error)}") from error
     finally:
         here.wait_stream(side)
     return result
@@ -139,7 +139,7 @@ def recorded(run: Callable[[], T], pool: Any) -> tuple[Any, T]:
             with torch.cuda.graph(graph, pool=pool, stream=recorder, capture_error_mode="thread_local"):
                 result = run()
     except Exception as error:
-        raise Unrecordable(line(error.__context__ or error)) from error
+        raise CaptureError(line(error.__context__ or error)) from error
     return graph, result
 
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from . import kernels
-from ._names import unknown
+from ._errors import unknown_name
 
 Function = Callable[[Tensor, "Tensor | None"], "tuple[Tensor, Tensor]"]
 
@@ -86,7 +86,7 @@ def get(estimator: str | Estimator) -> Estimator:
         return estimator
     name, at, prior = estimator.partition("@") if isinstance(estimator, str) else (estimator, "", "")
     if not isinstance(name, str) or name not in _registry:
-        raise unknown("estimator", name, _registry)
+        raise unknown_name("estimator", name, _registry)
     return anchored(_registry[name], prior) if at else _registry[name]
 
 
@@ -145,7 +145,7 @@ def register(
 def unregister(name: str) -> None:
     """Forget an estimator; layers that already use it keep it."""
     if name not in _registry:
-        raise unknown("estimator", name, _registry)
+        raise unknown_name("estimator", name, _registry)
     del _registry[name]
 
 

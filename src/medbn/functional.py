@@ -13,8 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from . import estimators, kernels, stand_ins
-from ._names import unknown
+from . import estimators, gradients, kernels
+from ._errors import unknown_name
 from .estimators import Estimator
 
 __all__ = ["normalise", "robust_norm", "statistics"]
@@ -113,7 +113,7 @@ def fused(
     """
     known = estimators.builtin(estimator) and isolates(estimator, nonfinite)
     kind = getattr(estimator.function, "__name__", "")
-    softness = stand_ins.softness(backward, kind)
+    softness = gradients.softness(backward, kind)
     plain = backward is None or backward.function is estimators.mean or softness is not None
     if not known or not plain or any(s.requires_grad for s in held or ()):
         return None
@@ -131,8 +131,8 @@ def fused(
         return batch.mark(normalise(batch.x, centre, variance, weight, bias, eps))
 
     mean = backward is not None and softness is None
-    wanted = kernels.Wanted(kind, share, eps, mean, softness)
-    return kernels.norm(x, weight, bias, held, wanted, again)
+    spec = kernels.Spec(kind, share, eps, mean, softness)
+    return kernels.norm(x, weight, bias, held, spec, again)
 
 
 def is_batch_norm(x: Tensor, estimator: Estimator, nonfinite: str | None) -> bool:
@@ -194,7 +194,7 @@ def isolates(estimator: Estimator, nonfinite: str | None) -> bool:
     if nonfinite is None:
         return estimator.robust
     if nonfinite not in NONFINITE:
-        raise unknown("nonfinite", nonfinite, NONFINITE)
+        raise unknown_name("nonfinite", nonfinite, NONFINITE)
     return nonfinite == "isolate"
 
 

@@ -28,7 +28,7 @@ class Observation:
     """The layer's name in the model."""
     layer: RobustBatchNorm
     input: Tensor | None
-    """What went in; None with ``capture(..., inputs=False)``."""
+    """What went in; None with ``observe(..., inputs=False)``."""
     centre: Tensor
     """What the layer normalised with, after its policy."""
     variance: Tensor
@@ -38,7 +38,7 @@ class Observation:
 
 
 @contextmanager
-def capture(
+def observe(
     model: nn.Module, *, inputs: bool = True, detached: bool = False, weightless: bool = False
 ) -> Iterator[list[Observation]]:
     """Collect what every robust layer saw and used, in the order of execution.
@@ -50,7 +50,7 @@ def capture(
 
     >>> import torch, medbn
     >>> model = medbn.convert(nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8)))
-    >>> with medbn.capture(model) as seen:
+    >>> with medbn.observe(model) as seen:
     ...     _ = model(torch.randn(4, 3, 8, 8))
     ...     print(seen[0].name, tuple(seen[0].input.shape), tuple(seen[0].centre.shape))
     1 (4, 8, 6, 6) (8,)
@@ -97,7 +97,7 @@ def backward_through(model: nn.Module, estimator: str | Estimator | Callable[[Es
 
 
 @contextmanager
-def normalising_with(model: nn.Module, policy: str | Policy) -> Iterator[None]:
+def use_policy(model: nn.Module, policy: str | Policy) -> Iterator[None]:
     """Let every layer follow another policy."""
     stand_in = policies.get(policy)
     with _set(robust_layers(model), policy=lambda layer: stand_in):
@@ -105,7 +105,7 @@ def normalising_with(model: nn.Module, policy: str | Policy) -> Iterator[None]:
 
 
 @contextmanager
-def counting_only(model: nn.Module, valid: Tensor | None) -> Iterator[None]:
+def mask_images(model: nn.Module, valid: Tensor | None) -> Iterator[None]:
     """Let only the images that ``valid``, a ``(B,)`` mask, marks take part in the statistics: for padded batches."""
     with _set(robust_layers(model), _valid=lambda layer: valid):
         yield

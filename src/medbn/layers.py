@@ -273,7 +273,7 @@ class RobustBatchNorm(_BatchNorm):
                 f"expected a centre and a variance per channel, ({self.num_features},) each; got {tuple(centre.shape)}"
                 f" and {tuple(variance.shape)}."
             )
-        gathered({self: (centre, variance)})()
+        gather_statistics({self: (centre, variance)})()
 
     def reset(self) -> None:
         """Forget the moving average: the policy ``ema`` starts again at the source statistics."""
@@ -314,7 +314,7 @@ class RobustBatchNorm(_BatchNorm):
         return ours + (f", nonfinite={self.nonfinite}" if self.nonfinite else "")
 
 
-def gathered(statistics: Mapping[RobustBatchNorm, tuple[Tensor, Tensor]]) -> Callable[..., None]:
+def gather_statistics(statistics: Mapping[RobustBatchNorm, tuple[Tensor, Tensor]]) -> Callable[..., None]:
     """What ``RobustBatchNorm.commit`` does, for many layers at once, in a few operations, and in two halves.
 
     The statistics are gathered now, while a GPU is still busy with what the host is about to wait for. The function

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ._names import unknown
+from ._errors import unknown_name
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ def get(policy: str | Policy) -> Policy:
     if isinstance(policy, Policy):
         return policy
     if not isinstance(policy, str) or policy not in _named:
-        raise unknown("policy", policy, _named)
+        raise unknown_name("policy", policy, _named)
     return _named[policy]()
 
 

@@ -135,7 +135,7 @@ def test_smooth_lies_between_exact_and_straight_through(estimator, stream):
     if estimator == "median":  # whose variance is the mean's but for the centre
         torch.testing.assert_close(
             torch.autograd.grad(
-                medbn.functional.statistics(x, medbn.stand_ins.smooth(medbn.estimators.get("median"), 1e6))[0].sum(), x
+                medbn.functional.statistics(x, medbn.gradients.smooth(medbn.estimators.get("median"), 1e6))[0].sum(), x
             )[0],
             torch.full_like(x, 1 / (9 * 64)),
         )
@@ -359,7 +359,7 @@ def test_the_adaptive_attack_keeps_the_medians_together(model, stream):
     tta, (images, labels) = make(model, "tebn"), stream[0]
 
     def gap(batch):
-        with medbn.capture(tta.model) as seen:
+        with medbn.observe(tta.model) as seen:
             tta(batch)
             medians = [
                 [medbn.functional.statistics(o.input[part])[0] for part in (slice(0, 7), slice(7, 10))] for o in seen

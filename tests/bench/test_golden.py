@@ -10,7 +10,7 @@ from __future__ import annotations
 import pytest
 
 from medbn import bench
-from medbn.bench import toml
+from medbn.bench import recipe_file
 
 CLEAN, ATTACKED = 1, 4
 RECIPE = """
@@ -51,7 +51,7 @@ GOLDEN = {  # wrong benign predictions of 160, without and under attack
 def recipe(tmp_path_factory):
     path = tmp_path_factory.mktemp("golden") / "golden.toml"
     path.write_text(RECIPE)
-    return toml.read(str(path))
+    return recipe_file.read(str(path))
 
 
 def numbers(recipe, path) -> dict[tuple[str, str, str], dict[str, object]]:

@@ -8,7 +8,7 @@ import pytest
 
 from medbn import bench, report
 from medbn.bench import Attack, Setting, published, recipes
-from medbn.bench.estimate import seconds, shortest, spoken
+from medbn.bench.time_estimate import seconds, shortest, spoken
 from medbn.data import corruptions
 
 

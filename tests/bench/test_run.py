@@ -19,14 +19,14 @@ import torch
 
 from medbn import bench
 from medbn.bench import executors, runner
-from medbn.bench.cells import Cell
-from medbn.bench.memo import Memo, Remembering
+from medbn.bench.cell import Cell
+from medbn.bench.poison_cache import Memo, Remembering
 
 SCRIPT = """
 import json, sys
 from medbn import bench
-from medbn.bench import toml
-recipe = toml.read(sys.argv[1])
+from medbn.bench import recipe_file
+recipe = recipe_file.read(sys.argv[1])
 executor = bench.Processes(bench.Place(), int(sys.argv[3])) if int(sys.argv[3]) > 1 else None
 if __name__ == "__main__":
     bench.run(recipe, sys.argv[2], place=bench.Place(threads=1), executor=executor)
@@ -511,7 +511,7 @@ def test_the_worst_attack_is_over_batches_that_saw_all_attacks(tiny):
 
 
 def test_the_script_that_reproduces_everything_runs(tmp_path):
-    script = Path(__file__).parents[2] / "benchmarks" / "reproduce.py"
+    script = Path(__file__).parents[2] / "experiments" / "reproduce.py"
     options = (
         "priors --smoke --batches 1 --estimators mean image_median --gradients exact --store x.db --seal sealed.db"
     )

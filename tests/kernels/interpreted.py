@@ -7,27 +7,28 @@ from itertools import product
 import torch
 
 import medbn
-from medbn.kernels import fused, gpu, soft
-from medbn.kernels.found import Wanted, shapes
-from medbn.kernels.fused import FACTORS
+from medbn.kernels import dispatch, smooth
+from medbn.kernels.dispatch import FACTORS
+from medbn.kernels.saved import Spec, shapes
+from medbn.kernels.triton import orchestration
 
 
 def forward(x, name, w, b, held, share):
-    """Output, what was found, centre and scale used, and what else the backward pass wants."""
+    """Output, what was saved, centre and scale used, and what else the backward pass wants."""
     given = (x, w, b, held, share, 1e-5)
     if name == "median":
-        return *gpu.forward(*given), ()
+        return *orchestration.forward(*given), ()
     if name == "image_median":
-        *found, kept = gpu.image_forward(*given)
-        return *found, (kept,)
-    *found, kept = gpu.mad_forward(*given, FACTORS[name])
-    return *found, (kept, FACTORS[name])
+        *saved, kept = orchestration.image_forward(*given)
+        return *saved, (kept,)
+    *saved, kept = orchestration.mad_forward(*given, FACTORS[name])
+    return *saved, (kept, FACTORS[name])
 
 
 def backward(name, given, more, mean=False):
     if mean or name == "median":
-        return gpu.backward(*given, mean)
-    return (gpu.image_backward if name == "image_median" else gpu.mad_backward)(*given, *more)
+        return orchestration.backward(*given, mean)
+    return (orchestration.image_backward if name == "image_median" else orchestration.mad_backward)(*given, *more)
 
 
 def selected(x, finite, value, place, about=None):
@@ -43,22 +44,22 @@ def selected(x, finite, value, place, about=None):
 def check(x, name, share=1.0, held=None, mean=False, affine=True) -> None:
     channels = x.shape[1]
     w, b = (torch.randn(channels), torch.randn(channels)) if affine else (None, None)
-    y, found, used, scale, more = forward(x, name, w, b, held, share)
+    y, saved, used, scale, more = forward(x, name, w, b, held, share)
     finite = x.flatten(1).isfinite().all(1)
-    assert torch.equal(found.finite.bool(), finite)
-    assert found.counted.item() == finite.sum()
+    assert torch.equal(saved.finite.bool(), finite)
+    assert saved.finite_count.item() == finite.sum()
     wide = x[finite].double().requires_grad_()
     parameters = [t.double().requires_grad_() for t in (w, b) if t is not None]
     centre, variance = medbn.functional.statistics(wide, name)
     if name != "image_median":
-        selected(x, finite, found.centre, found.place)
+        selected(x, finite, saved.centre, saved.place)
         total = (wide - centre.view(-1, *[1] * (x.dim() - 2))).transpose(0, 1).flatten(1).sum(1)
-        torch.testing.assert_close(found.deviation, total, rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(saved.deviation_sum, total, rtol=1e-4, atol=1e-4)
     if name in FACTORS:
         mads, places = more[0]
-        selected(x, finite, mads[0], places[1], found.centre)
-        assert torch.equal(places[0], found.place)
-    torch.testing.assert_close(found.variance.double(), variance, rtol=1e-4, atol=1e-6)
+        selected(x, finite, mads[0], places[1], saved.centre)
+        assert torch.equal(places[0], saved.place)
+    torch.testing.assert_close(saved.variance.double(), variance, rtol=1e-4, atol=1e-6)
     if mean:
         values = [s.detach() for s in (centre, variance)]
         slopes = medbn.functional.statistics(wide, "mean")
@@ -71,7 +72,7 @@ def check(x, name, share=1.0, held=None, mean=False, affine=True) -> None:
     assert y.stride() == x.stride()
     g = torch.randn(x.shape)
     slopes = torch.autograd.grad(expected, [wide, *parameters], g[finite].double())
-    dx, dw, db = backward(name, (g, x, w, found, used, scale, share), more, mean)
+    dx, dw, db = backward(name, (g, x, w, saved, used, scale, share), more, mean)
     assert dx.stride() == x.stride()
     torch.testing.assert_close(dx[finite].double(), slopes[0], rtol=1e-3, atol=1e-5)
     assert (dx[~finite] == 0).all()
@@ -84,25 +85,25 @@ def check_nothing(name) -> None:
     known = torch.randn(2), torch.rand(2) + 0.1
     for layout, held in product((torch.contiguous_format, torch.channels_last), (known, None)):
         x = torch.full((2, 2, 3, 3), float("nan")).contiguous(memory_format=layout)
-        y, found, used, scale, more = forward(x, name, None, None, held, 0.3)
+        y, saved, used, scale, more = forward(x, name, None, None, held, 0.3)
         assert y.isnan().all()
-        assert torch.stack([found.centre, found.variance]).isnan().all()
-        assert found.counted.item() == 0
+        assert torch.stack([saved.centre, saved.variance]).isnan().all()
+        assert saved.finite_count.item() == 0
         assert torch.equal(used, held[0]) if held else used.isnan().all()
-        dx, *_ = backward(name, (torch.randn(x.shape), x, None, found, used, scale, 0.3), more)
+        dx, *_ = backward(name, (torch.randn(x.shape), x, None, saved, used, scale, 0.3), more)
         assert (dx == 0).all()
 
 
 def check_whole(name) -> None:
     """What operators are made of: everything by itself in memory, in the shapes that are promised, and gradients."""
     x, g = torch.randn(2, 4, 2)
-    wanted = Wanted(name, 1.0, 1e-5, False)
-    y, found = fused._gpu_forward(x, None, None, None, wanted)
-    sizes = [() if t is None else tuple(t.shape) for t in (found.chosen, found.means, found.slopes)]
+    spec = Spec(name, 1.0, 1e-5, False)
+    y, saved = dispatch._gpu_forward(x, None, None, None, spec)
+    sizes = [() if t is None else tuple(t.shape) for t in (saved.selected, saved.image_means, saved.slopes)]
     assert sizes == [() if shape == (0,) else shape for shape in shapes(name, *x.shape)]
-    assert found.chosen.dtype == torch.int32
-    assert found.deviation.dtype == torch.float64
-    parts = [y, found.deviation, found.chosen, found.slopes, found.finite, found.counted]
+    assert saved.selected.dtype == torch.int32
+    assert saved.deviation_sum.dtype == torch.float64
+    parts = [y, saved.deviation_sum, saved.selected, saved.slopes, saved.finite, saved.finite_count]
     parts = [t.untyped_storage().data_ptr() for t in parts if t is not None]
     assert len(set(parts)) == len(parts)
     for mean in (False, True):
@@ -112,13 +113,13 @@ def check_whole(name) -> None:
             slopes = medbn.functional.statistics(wide, "mean")
             centre, variance = map(medbn.kernels.substitute, (centre, variance), slopes)
         (expected,) = torch.autograd.grad(medbn.functional.normalise(wide, centre, variance), wide, g.double())
-        dx, *_ = fused._gpu_backward(g, x, None, found, wanted._replace(mean=mean))
+        dx, *_ = dispatch._gpu_backward(g, x, None, saved, spec._replace(straight_through=mean))
         torch.testing.assert_close(dx.double(), expected, rtol=1e-3, atol=1e-5)
 
 
 def check_soft(name) -> None:
     """The gradient of soft medians, by passes in torch over what the kernels leave, against autograd in float64."""
-    stand_in = medbn.stand_ins.smooth(medbn.estimators.get(name), 0.4)
+    stand_in = medbn.gradients.smooth(medbn.estimators.get(name), 0.4)
     for shape, kind in (
         ((6, 3, 4, 5), "last"),
         ((6, 3, 4, 5), "nan"),
@@ -134,17 +135,17 @@ def check_soft(name) -> None:
             x[0].view(-1)[1] = float("nan")
         finite = x.flatten(1).isfinite().all(1)
         held = (torch.randn(shape[1]), torch.rand(shape[1]) + 0.5) if kind == "mixed" else None
-        wanted = Wanted(name, 0.3 if held else 1.0, 1e-5, False, 0.4)
+        spec = Spec(name, 0.3 if held else 1.0, 1e-5, False, 0.4)
         w = torch.randn(shape[1])
-        _, found = fused._gpu_forward(x, w, None, held, wanted)
-        dx, dw, db = soft.gpu_backward(g, x, w, found, wanted)
+        _, saved = dispatch._gpu_forward(x, w, None, held, spec)
+        dx, dw, db = smooth.gpu_backward(g, x, w, saved, spec)
         assert dx.stride() == x.stride()
         assert (dx[~finite] == 0).all()
         if not finite.any():
             continue
         wide, affine = x[finite].double().requires_grad_(), w.double().requires_grad_()
         statistics = stand_in(wide)
-        values = [found.centre.double(), found.variance.double()]
+        values = [saved.centre.double(), saved.variance.double()]
         torch.testing.assert_close(values, list(statistics), rtol=1e-4, atol=1e-6)
         if held:
             statistics = [0.3 * s + 0.7 * h.double() for s, h in zip(statistics, held, strict=True)]
@@ -155,12 +156,12 @@ def check_soft(name) -> None:
         torch.testing.assert_close(db.double(), g[finite].double().transpose(0, 1).flatten(1).sum(1))
     x, g = torch.randn(2, 7, 3, 4, 4)
     x[1, :, ::2] = 1e30
-    _, found = fused._gpu_forward(x, None, None, None, wanted)
-    assert soft.gpu_backward(g, x, None, found, wanted)[0].isfinite().all()
+    _, saved = dispatch._gpu_forward(x, None, None, None, spec)
+    assert smooth.gpu_backward(g, x, None, saved, spec)[0].isfinite().all()
     x = torch.randn(7, 3, 4, 4)
     halves = [t.bfloat16() for t in (x, g)]
     (dx, *_), (exact, *_) = (
-        soft.gpu_backward(b, a, None, fused._gpu_forward(a, None, None, None, wanted)[1], wanted)
+        smooth.gpu_backward(b, a, None, dispatch._gpu_forward(a, None, None, None, spec)[1], spec)
         for a, b in (halves, [t.float() for t in halves])
     )
     assert dx.dtype == torch.bfloat16
@@ -184,10 +185,10 @@ def check_grey(last: bool) -> None:
 def main() -> None:
     torch.manual_seed(0)
     for small, tile, fine in ((16384, 2048, 1024), (4, 64, 32)):  # channels in registers, and in many parts
-        gpu.SMALL, gpu.TILE, gpu.SURVEY_TILE = small, tile, fine
-        gpu.plan.cache_clear()
+        orchestration.SMALL, orchestration.TILE, orchestration.SURVEY_TILE = small, tile, fine
+        orchestration.plan.cache_clear()
         if small == 4:
-            gpu.GATHERED, gpu.FIT, gpu.SLACK = 2, 8, 0
+            orchestration.GATHERED, orchestration.FIT, orchestration.SLACK = 2, 8, 0
         turn = 0
         for shape in ((5, 3, 4, 4), (6, 4), (1, 2, 3, 3), (3, 1, 1, 1), (9, 2, 5, 5), (3, 2, 8, 8), (1, 3)):
             for kind in ("random", "relu", "constant", "huge", "nan"):
@@ -202,7 +203,7 @@ def main() -> None:
                 if kind == "huge" and x.numel() > shape[1]:
                     x[0] *= 1e10
                 if kind == "nan":
-                    x[1] = x[2]  # whose values must be found there and not here
+                    x[1] = x[2]  # whose values must be saved there and not here
                     x[1].view(-1)[0] = float("nan")
                 held = torch.randn(shape[1]), torch.rand(shape[1]) + 0.1
                 if x.dim() == 4 and kind != "constant":
@@ -217,11 +218,15 @@ def main() -> None:
                     check(x, "image_median", **other)
         for name in ("median", "mad", "image_median"):
             check_nothing(name)
-    gpu.TILE, gpu.WAVES, gpu.SURVEY_WAVES = 2048, 0, 0  # many turns for each program that surveys
-    gpu.plan.cache_clear()
+    orchestration.TILE, orchestration.WAVES, orchestration.SURVEY_WAVES = (
+        2048,
+        0,
+        0,
+    )  # many turns for each program that surveys
+    orchestration.plan.cache_clear()
     check_grey(last=False)
     check_grey(last=True)
-    for name in fused.KINDS["triton"]:
+    for name in dispatch.KINDS["triton"]:
         check_whole(name)
         check_soft(name)
     print("all agree")

@@ -715,7 +715,7 @@ def test_a_prior_mixes_training_statistics_into_every_layer(method, estimator, m
     for layer in tta.layers.values():
         if layer.policy.reference == "ema":
             layer.ema_mean, layer.ema_var = layer.running_mean + 0.3, layer.running_var * 2
-    with torch.no_grad(), medbn.capture(tta.model) as seen:
+    with torch.no_grad(), medbn.observe(tta.model) as seen:
         tta.model(batches[0])
         looked_at = [o for o in seen if o.batch_centre is not None]  # mDIA's last layers look at nothing
         assert len(looked_at) > len(tta.layers) // 2
@@ -739,7 +739,7 @@ def layer_held(layer):
 
 def test_a_moving_average_takes_the_mixture_in(model, batches):
     tta = medbn.adapt(model, "sema", "median@0.5")
-    with torch.no_grad(), medbn.capture(tta.model) as seen:
+    with torch.no_grad(), medbn.observe(tta.model) as seen:
         tta.model(batches[0])
         expected = {
             o.name: 0.2 * (0.5 * o.batch_centre + 0.5 * o.layer.running_mean) + 0.8 * o.layer.running_mean for o in seen
@@ -761,7 +761,7 @@ def test_a_counted_average_weighs_batches_alike(model, batches):
     source, seen = layer.running_mean.clone(), []
     for batch, weight in zip((*batches, *batches)[:4], (1 / 2, 1 / 3, 0.26, 0.26), strict=True):
         assert layer.policy.weight == pytest.approx(weight)
-        with torch.no_grad(), medbn.capture(tta.model) as found:
+        with torch.no_grad(), medbn.observe(tta.model) as found:
             tta.model(batch)
             seen.append(found[0].batch_centre.clone())
         tta(batch)
@@ -875,7 +875,7 @@ def test_past_sees_in_one_pass_what_its_answer_is_made_of(estimator, valid, mode
     tta(batches[0], valid=valid)
     for i, x in enumerate(batches[1:4], start=1):
         known = {n: (layer.ema_mean.clone(), layer.ema_var.clone()) for n, layer in tta.layers.items()}
-        with medbn.capture(tta.model) as seen:
+        with medbn.observe(tta.model) as seen:
             tta(x, valid=valid)
             assert [o.name for o in seen] == list(known)
             weight = max(0.26, 1 / (i + 2))

@@ -11,8 +11,8 @@ import torch
 from medbn import kernels, speed
 from medbn.speed import memory, tables
 from medbn.speed.layer import Problem
-from medbn.speed.measuring import Row
 from medbn.speed.settings import Settings
+from medbn.speed.timing import Row
 
 TINY = Settings(
     "cpu",
@@ -97,14 +97,14 @@ def test_an_attack_is_targeted_by_a_fifth_and_on_the_forced_path(monkeypatch):
     assert selected == paths("median")
 
 
-def test_growth_stays_within_its_limits():
+def test_scaling_stays_within_its_limits():
     def sizes(settings):
-        return {(w["values"], w["channels"]) for w in speed.PARTS["growth"].situations(settings)}
+        return {(w["values"], w["channels"]) for w in speed.PARTS["scaling"].situations(settings)}
 
     assert sizes(TINY) == {(1_000, 1), (10_000, 1)}  # 20,000 elements are too many, and C = 2 is not asked for
     assert sizes(replace(TINY, every_size=True)) == {(1_000, 1), (1_000, 2), (10_000, 1)}
     assert sizes(replace(TINY, elements=20_000)) == {(1_000, 1), (10_000, 1), (10_000, 2)}
-    for row in rows("growth"):
+    for row in rows("scaling"):
         b, c, s = row.where["shape"]
         assert (b * s, c) == (row.where["values"], row.where["channels"])
     usual = sizes(Settings.usual_for("cpu"))
@@ -193,9 +193,9 @@ def test_the_authors_throughput_is_shown_only_where_it_was_measured():
         assert table.columns[-1] == "/ BatchNorm's"
 
 
-def test_growth_is_per_element():
+def test_scaling_is_per_element():
     where = {"values": 1_000, "channels": 10, "shape": (100, 10, 10), "dtype": "float32"}
-    (table,) = tables([Row("growth", where, "median", "c", "wall", [2e-5, 2e-5], [1e-5, 1e-5])])
+    (table,) = tables([Row("scaling", where, "median", "c", "wall", [2e-5, 2e-5], [1e-5, 1e-5])])
     assert table.rows == [["1e3", "10", "1", "2"]]
 
 

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from .._names import unknown
+from .._errors import unknown_name
 from .dia import DIA, Crafted
 from .ensemble import Ensemble, worst_case
-from .metrics import Summary, mean_iou
 from .objectives import Indiscriminate, IndiscriminateSegmentation, Objective, Targeted, TargetedPixel
 from .scenarios import SCENARIOS, Cumulative, Instant, Outcome, Scenario, cumulative, instant
+from .summary import Summary, mean_iou
 
 __all__ = [
     "DIA",
@@ -66,5 +66,5 @@ def get(name: str, objective: Objective | None = None, **options: Any) -> DIA | 
     if name == "worst_case":
         return worst_case(objective, **options)
     if name not in _named:
-        raise unknown("attack", name, available())
+        raise unknown_name("attack", name, available())
     return DIA(**{"objective": Targeted() if objective is None else objective, **_named[name], **options})

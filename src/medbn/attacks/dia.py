@@ -9,14 +9,14 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from .. import hooks, stand_ins
-from .._names import unknown
-from ..cuda_graphs import Unrecordable
+from .. import gradients, hooks
+from .._errors import unknown_name
+from ..cuda_graphs import CaptureError
 from ..functional import statistics
+from ..methods._surrogate import View
 from ..methods.base import Adapter
-from ..methods.surrogate import View
-from . import graphs
-from .insertion import Places, inserted
+from . import _graph
+from ._insert import Places, inserted
 from .objectives import Objective, Targeted
 from .projections import STARTS, project
 
@@ -57,7 +57,7 @@ class DIA:
         step_size: 1/255 in the paper.
         epsilon: how far an image may go from what it was, in the maximum norm; 1.0, in the paper, is no limit at all.
         knowledge: ``"white"``, the adapter as it is now; ``"semi"``, the source model, while the victim has adapted.
-        gradient: ``"exact"``, ``"straight_through"`` or ``"smooth"``; see ``medbn.stand_ins``.
+        gradient: ``"exact"``, ``"straight_through"`` or ``"smooth"``; see ``medbn.gradients``.
         temperature: how soft ``"smooth"`` is.
         unroll: 1 to differentiate through one adaptation step, the optional line 6; 0, in the paper, to leave it out.
         alignment: the weight of the paper's adaptive regulariser, |median of the malicious − median of the benign
@@ -72,7 +72,7 @@ class DIA:
             that a step is forward, backward and update only.
         callback: called after every step with its number, the malicious images and the objective, as device tensors.
         graph: whether to record the step as a CUDA graph and play it back: the same numbers, sooner. None does so on a
-            GPU where it can and pays, True everywhere or it is an error, False nowhere. See ``medbn.attacks.graphs``.
+            GPU where it can and pays, True everywhere or it is an error, False nowhere. See ``medbn.attacks._graph``.
 
     Line 7 of the algorithm as printed descends; eq. 4-6 ask for the maximum, and so we ascend.
     """
@@ -97,10 +97,10 @@ class DIA:
 
     def __post_init__(self) -> None:
         if self.knowledge not in KNOWLEDGE:
-            raise unknown("knowledge", self.knowledge, KNOWLEDGE)
+            raise unknown_name("knowledge", self.knowledge, KNOWLEDGE)
         if self.start not in STARTS:
-            raise unknown("start", self.start, STARTS)
-        stand_ins.get(self.gradient, self.temperature)
+            raise unknown_name("start", self.start, STARTS)
+        gradients.get(self.gradient, self.temperature)
         for name, least in (("steps", 0), ("restarts", 1), ("check_every", 1), ("unroll", 0)):
             given = getattr(self, name)
             if given is not None and (not isinstance(given, int) or given < least):
@@ -202,7 +202,7 @@ class DIA:
         if not self.alignment:
             logits = view(poisoned)
             return self.objective.value(logits, labels, where.benign), logits
-        with hooks.capture(adapter.model) as seen:
+        with hooks.observe(adapter.model) as seen:
             logits = view(poisoned)
             last = {o.name: o.input for o in seen}  # of the pass that predicts, where a step was unrolled before it
         apart = [_median_gap(x, where.benign) for x in last.values() if x is not None and len(x) == len(images)]
@@ -225,28 +225,28 @@ class DIA:
 
     def _recording(
         self, adapter: Adapter, view: Callable[..., Tensor], batch: _Batch, mine: Tensor
-    ) -> graphs.Recording | None:
+    ) -> _graph.Recording | None:
         """The step as a CUDA graph, ready to be played; None for the plain loop."""
         if self.graph is False or self.steps == 0 or (self.graph is None and self.steps < WORTHWHILE):
             return None
         reason = self._obstacle(adapter, batch.images)
         if reason is None and isinstance(view, View):
-            given = graphs.Given(batch, mine, view.fixed)
+            given = _graph.Given(batch, mine, view.fixed)
             of = (self.knowledge, self.gradient, self.temperature)
             options = (self.objective, self.step_size, self.epsilon, self.alignment, *of, self.check_every is None)
-            key = graphs.key_of(adapter, given, *options)
+            key = _graph.key_of(adapter, given, *options)
 
-            def step(given: graphs.Given) -> tuple[Tensor, Tensor, Tensor]:
+            def step(given: _graph.Given) -> tuple[Tensor, Tensor, Tensor]:
                 batch, mine = _Batch(*given.batch), given.mine.detach().requires_grad_()
                 value, logits = self._evaluate(adapter, view.holding(given.state), batch, mine)
                 return self._moved(value, mine, batch.clean), value.detach(), logits.detach()
 
             try:
-                return graphs.recorded(adapter, key, given, step, logits=self.check_every is not None)
-            except Unrecordable as error:
+                return _graph.recorded(adapter, key, given, step, logits=self.check_every is not None)
+            except CaptureError as error:
                 reason = str(error)
                 if self.graph is None:
-                    graphs.warn(reason)
+                    _graph.warn(reason)
         elif reason is None:
             reason = f"{type(adapter).__name__} has a surrogate of its own, whose state is not known."
         if self.graph:
@@ -260,9 +260,9 @@ class DIA:
         parameters = getattr(type(self.objective), "__dataclass_params__", None)
         if parameters is None or not parameters.frozen or type(self.objective).__hash__ is None:
             return f"{type(self.objective).__name__} is no frozen dataclass, so its options might change unseen."
-        return graphs.obstacle(adapter, images)
+        return _graph.obstacle(adapter, images)
 
-    def _replay(self, recording: graphs.Recording, batch: _Batch) -> tuple[Tensor, int]:
+    def _replay(self, recording: _graph.Recording, batch: _Batch) -> tuple[Tensor, int]:
         """All steps, like ``_loop``."""
         for step in range(1, self.steps + 1):
             looks = self._looks(step)

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..methods._call import extract_logits
 from ..methods.base import Adapter
-from ..methods.calls import logits_of
 from .dia import DIA, Malicious, check_batch
 from .objectives import Objective, Targeted
 
@@ -81,6 +81,6 @@ def predicted(adapter: Adapter, images: Tensor) -> Tensor:
     before = adapter.snapshot()
     try:
         with torch.no_grad():
-            return logits_of(adapter(images), adapter.logits, len(images))
+            return extract_logits(adapter(images), adapter.logits, len(images))
     finally:
         adapter.restore(before)

@@ -19,8 +19,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..methods._call import extract_logits
 from ..methods.base import Adapter
-from ..methods.calls import logits_of
 from .dia import DIA, Malicious, check_batch
 from .ensemble import Ensemble, predicted
 from .objectives import Objective
@@ -151,4 +151,4 @@ def cumulative(
 
 def _serve(adapter: Adapter, images: Tensor) -> Tensor:
     with torch.no_grad():
-        return logits_of(adapter(images), adapter.logits, len(images))
+        return extract_logits(adapter(images), adapter.logits, len(images))

@@ -7,7 +7,7 @@ from medbn import bench
 """
 
 from . import intervals, published, recipes, results
-from .cells import Attack, Cell, Setting
+from .cell import Attack, Cell, Setting
 from .executors import Executor, InProcess, Processes
 from .recipe import Recipe
 from .run import MissingError, check, run

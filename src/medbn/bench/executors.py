@@ -13,7 +13,7 @@ from multiprocessing import get_context, parent_process
 from pathlib import Path
 from typing import Any, Protocol
 
-from .cells import Cell
+from .cell import Cell
 from .runner import Event, Place, Report, deterministic, execute
 from .store import Store
 

@@ -22,7 +22,7 @@ from importlib import resources
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from .._names import unknown
+from .._errors import unknown_name
 
 __all__ = ["CORRUPTIONS", "TOLERANCE", "Disagreement", "Row", "Table", "get", "tables"]
 
@@ -109,7 +109,7 @@ class Table:
         """
         for name in keys:
             if name not in _NAMES + _SETTINGS:
-                raise unknown("key of a published number", name, _NAMES + _SETTINGS)
+                raise unknown_name("key of a published number", name, _NAMES + _SETTINGS)
         if self.objective is not None:
             keys = {"objective": self.objective, **keys}
         found = [row for row in self.rows if row.matches(keys)]
@@ -162,7 +162,7 @@ def tables() -> dict[str, Table]:
 def get(id: str) -> Table:
     """The table of that id; a wrong one lists the right ones."""
     if id not in tables():
-        raise unknown("published table", id, tables())
+        raise unknown_name("published table", id, tables())
     return tables()[id]
 
 

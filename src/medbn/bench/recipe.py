@@ -8,10 +8,10 @@ from itertools import product
 from typing import Any
 
 from .. import attacks, estimators, methods
-from .._names import unknown
+from .._errors import unknown_name
 from ..data import corruptions
 from . import published
-from .cells import Attack, Cell, Setting, check_types
+from .cell import Attack, Cell, Setting, check_types
 
 INSTANT = ("tebn", "tent", "eta", "sar", "sotta", "sema", "mdia")
 """The seven methods of the paper's tables; EATA stands for ETA where the attack is cumulative."""
@@ -59,15 +59,15 @@ class Recipe:
         if any(seed < 0 for seed in self.seeds):
             raise ValueError(f"seeds are whole numbers from 0 on, got {min(self.seeds)}.")
         if self.axis not in AXES:
-            raise unknown("axis", self.axis, AXES)
+            raise unknown_name("axis", self.axis, AXES)
         if self.predict not in ("before", "after"):
-            raise unknown("predict", self.predict, ("before", "after"))
+            raise unknown_name("predict", self.predict, ("before", "after"))
         for name in self.published:
             published.get(name)
         if not isinstance(self.options, dict) or not all(isinstance(one, dict) for one in self.options.values()):
             raise ValueError(f"options must be tables by method, as in [options.tent], got {self.options!r}.")
         if self.scenario not in attacks.SCENARIOS:
-            raise unknown("scenario", self.scenario, attacks.SCENARIOS)
+            raise unknown_name("scenario", self.scenario, attacks.SCENARIOS)
         for method in self.methods:
             methods.get(method)
         for estimator in self.estimators:
@@ -82,7 +82,7 @@ class Recipe:
             known = methods.options(method)
             for option in given:
                 if option not in known:
-                    raise unknown(f"option of {method}", option, known)
+                    raise unknown_name(f"option of {method}", option, known)
         for name in ("settings", "methods", "estimators", "corruptions", "seeds"):
             if not getattr(self, name):
                 raise ValueError(f"recipe {self.name!r} has no {name}.")
@@ -122,7 +122,7 @@ class Recipe:
             there = {setting.data for setting in self.settings}
             for name in given["data"]:
                 if name not in there:
-                    raise unknown(f"dataset of recipe {self.name!r}", name, there)
+                    raise unknown_name(f"dataset of recipe {self.name!r}", name, there)
             changes["settings"] = tuple(s for s in self.settings if s.data in given["data"])
         for name in ("batches", "seeds", "warm_up", "options"):
             if given.get(name) is not None:

@@ -9,10 +9,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from .._names import unknown
-from .cells import Attack, Setting
+from .._errors import unknown_name
+from .cell import Attack, Setting
 from .recipe import DEFENCES, DIGITS, INSTANT, Recipe
-from .toml import read
+from .recipe_file import read
 
 CUMULATIVE = ("tebn", "tent", "eata", "sar", "sotta", "sema", "mdia")
 CIFAR10 = Setting("cifar10-c", "resnet26", clean="cifar10", preset="cifar10")
@@ -49,7 +49,7 @@ def get(name: str) -> Recipe:
         return _recipes[name]()
     if name.endswith(".toml"):
         return read(name)
-    raise unknown("recipe (or give a .toml file)", name, _recipes)
+    raise unknown_name("recipe (or give a .toml file)", name, _recipes)
 
 
 @recipe

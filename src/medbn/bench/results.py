@@ -9,7 +9,7 @@ from functools import cached_property
 from typing import Any
 
 from . import intervals
-from .cells import Cell
+from .cell import Cell
 from .intervals import Interval
 from .store import Run, Store, Stored
 
@@ -180,9 +180,9 @@ def read(store: Store, names: Sequence[str] | None = None) -> list[Results]:
         by_name.setdefault(run.recipe["name"], []).append(run)
     for name in names or ():
         if name not in by_name:
-            from .._names import unknown
+            from .._errors import unknown_name
 
-            raise unknown("recipe in this store", name, by_name)
+            raise unknown_name("recipe in this store", name, by_name)
     return [
         Results(runs[-1].recipe, runs, _results(stored, runs))
         for name, runs in by_name.items()

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from .cells import Cell
+from .cell import Cell
 from .executors import Executor, InProcess
 from .recipe import Recipe
 from .runner import Event, Place, Report, adapter_of, deterministic, facts, missing, prepare

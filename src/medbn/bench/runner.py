@@ -24,10 +24,10 @@ from torch import Tensor, nn
 from .. import __version__, data, estimators, methods, models
 from ..attacks import Cumulative, Instant, Outcome, Targeted
 from ..data import Dataset
+from ..methods._call import extract_logits
 from ..methods.base import Adapter
-from ..methods.calls import logits_of
-from .cells import Cell, Setting
-from .memo import Memo, Remembering
+from .cell import Cell, Setting
+from .poison_cache import Memo, Remembering
 from .store import Store
 
 EXAMPLES = 6
@@ -272,7 +272,7 @@ class _Stream:
         first = number == self.cell.warm_up
         if self.scenario is None:
             with torch.no_grad():
-                logits = logits_of(self.adapter(images), self.adapter.logits, len(images))
+                logits = extract_logits(self.adapter(images), self.adapter.logits, len(images))
             wrong = int((logits.argmax(1) != labels).sum())  # which waits for a GPU
             took = time.perf_counter() - began
             already = int(Targeted().harm(logits, labels, torch.ones_like(labels, dtype=torch.bool)))

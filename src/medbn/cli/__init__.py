@@ -16,7 +16,7 @@ from typing import NoReturn
 
 from .. import __version__
 
-ORDER = ("demo", "run", "recipes", "report", "data", "train", "bench")
+ORDER = ("demo", "run", "recipes", "report", "data", "train", "speed")
 
 
 class Parser(argparse.ArgumentParser):

@@ -103,9 +103,9 @@ def make(options: argparse.Namespace) -> None:
             raise ValueError("--size goes with --from: the named datasets have a size.")
         clean = {s.name: s.clean for s in data.SOURCES.values() if s.clean}
         if options.name not in clean:
-            from .._names import unknown
+            from .._errors import unknown_name
 
-            raise unknown("dataset to make (or give your own with --from FOLDER)", options.name, clean)
+            raise unknown_name("dataset to make (or give your own with --from FOLDER)", options.name, clean)
         source = data.load(str(clean[options.name]), root=options.root)
         default = data.get(options.name).path(options.root)
     names = tuple(dict.fromkeys(options.corruptions or data.corruptions.NAMES))

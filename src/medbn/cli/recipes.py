@@ -22,20 +22,20 @@ def add(commands: Any) -> None:
 
 def run(options: argparse.Namespace) -> None:
     """Print a table, or one recipe."""
-    from ..bench import estimate, recipes
+    from ..bench import recipes, time_estimate
 
     device = terminal.device(options.device)
     if options.name:
         describe(recipes.get(options.name), options, device)
         return
-    speed = estimate.speed(device)
+    speed = time_estimate.speed(device)
     rows = []
     for name in recipes.available():
         recipe = recipes.get(name)
         needs = " ".join(dict.fromkeys(s.data for s in recipe.settings))
         models = " ".join(dict.fromkeys(s.model for s in recipe.settings))
         here = "ready" if not _missing(recipe, options.root) else "-"
-        took = estimate.spoken(estimate.seconds(recipe, speed))
+        took = time_estimate.spoken(time_estimate.seconds(recipe, speed))
         rows.append((name, here, needs, models, took, recipe.about.split(":")[0]))
     print(terminal.table(("recipe", "here", "data", "model", "time", "what"), rows))
     print(f"\ntimes are estimates for all of it on {device}; narrow with {NARROWING}.")
@@ -46,7 +46,7 @@ def run(options: argparse.Namespace) -> None:
 
 def describe(recipe: Any, options: argparse.Namespace, device: str) -> None:
     """Print one recipe, and what is missing for it."""
-    from ..bench import estimate
+    from ..bench import time_estimate
 
     attacks = "; ".join(
         f"{a.objective}, {a.label} gradient, {a.steps} steps of {a.step_size * 255:.3g}/255" for a in recipe.attacks
@@ -66,7 +66,7 @@ def describe(recipe: Any, options: argparse.Namespace, device: str) -> None:
         ("streams", str(len(list(recipe.cells())))),
         ("paper", ", ".join(recipe.published) or "-"),
         ("device", "any; a GPU for all but digits"),
-        ("time", _time(estimate.seconds(recipe, estimate.speed(device)), device)),
+        ("time", _time(time_estimate.seconds(recipe, time_estimate.speed(device)), device)),
     ]
     width = max(len(name) for name, _ in items)
     print("\n".join(f"{name:{width}}  {value}" for name, value in [("recipe", recipe.name), *items]))
@@ -75,10 +75,10 @@ def describe(recipe: Any, options: argparse.Namespace, device: str) -> None:
 
 
 def _time(seconds: float, device: str) -> str:
-    from ..bench import estimate
+    from ..bench import time_estimate
 
-    narrow = "" if seconds < estimate.LONG else f"; narrow it with {NARROWING}, or take a faster --device"
-    return f"{estimate.spoken(seconds)} on {device} (estimate){narrow}"
+    narrow = "" if seconds < time_estimate.LONG else f"; narrow it with {NARROWING}, or take a faster --device"
+    return f"{time_estimate.spoken(seconds)} on {device} (estimate){narrow}"
 
 
 def _missing(recipe: Any, root: str | None) -> list[str]:

@@ -7,12 +7,12 @@ from medbn import data
 """
 
 from . import corruptions
-from .arrays import arrays
 from .catalogue import SOURCES, Source, available, corrupted, find_root, get, load, obtain
+from .cifar_c import arrays
 from .dataset import Dataset, of_array
 from .download import DownloadError
-from .folders import folder
-from .making import Made, make
+from .generate import Made, make
+from .image_folder import folder
 
 __all__ = [
     "SOURCES",

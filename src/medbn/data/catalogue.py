@@ -11,9 +11,9 @@ from typing import Any
 
 from torch import Tensor
 
-from .._names import unknown
-from . import cifar, corruptions, folders
-from .arrays import arrays
+from .._errors import unknown_name
+from . import cifar, corruptions, image_folder
+from .cifar_c import arrays
 from .dataset import Dataset, Indices, digest
 from .digits import digits
 from .download import Archive, Progress, fetch, unpack
@@ -141,7 +141,7 @@ SOURCES: dict[str, Source] = {
             "imagenet-c",
             "ImageNet's validation images, corrupted in 15 ways, 224 × 224 px",
             "ImageNet-C",
-            folders.imagenet_c,
+            image_folder.imagenet_c,
             _imagenet_c(),
             corrupted=True,
         ),
@@ -161,7 +161,7 @@ def available() -> list[str]:
 def get(name: str) -> Source:
     """The source of that name."""
     if name not in SOURCES:
-        raise unknown("dataset", name, SOURCES)
+        raise unknown_name("dataset", name, SOURCES)
     return SOURCES[name]
 
 
@@ -199,13 +199,13 @@ def load(
     'digits/fog/3'
     """
     if split not in ("train", "test"):
-        raise unknown("split", split, ("train", "test"))
+        raise unknown_name("split", split, ("train", "test"))
     if isinstance(name, Path) or os.sep in name or "/" in name or name in (".", ".."):
         if (Path(name) / "labels.npy").is_file():
             if split != "test":
                 raise ValueError(f"{name} has only a test split.")
             return arrays(name, corruption or "", severity, **options)
-        dataset = folders.folder(name, split=split, **options)
+        dataset = image_folder.folder(name, split=split, **options)
     else:
         source = get(name)
         if not source.present(root):

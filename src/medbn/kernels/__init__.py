@@ -5,9 +5,8 @@ differentiable functions of that, and operators for torch.compile; ``selected`` 
 ``soft`` has the gradients of soft medians.
 """
 
-from .found import Wanted
-from .fused import median_statistics, selected, statistics
-from .ops import Fused, norm
+from .autograd import Fused, norm
+from .dispatch import median_statistics, selected, statistics
 from .reference import (
     image_moments,
     lower_median,
@@ -19,11 +18,12 @@ from .reference import (
     traced,
     working_dtype,
 )
-from .soft import median as soft_median
+from .saved import Spec
+from .smooth import median as soft_median
 
 __all__ = [
     "Fused",
-    "Wanted",
+    "Spec",
     "image_moments",
     "lower_median",
     "median_absolute_deviation",

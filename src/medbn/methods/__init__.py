@@ -15,12 +15,12 @@ from typing import Any
 from torch import nn
 
 from .. import estimators
-from .._names import unknown
+from .._errors import unknown_name
 from ..convert import Names, convert
 from ..estimators import Estimator
 from ..layers import RobustBatchNorm
+from ._call import refuse_inference_mode
 from .base import Adapter, Learner
-from .calls import refuse_inference_mode
 
 PRESETS = ("cifar10", "cifar100", "imagenet")
 
@@ -51,7 +51,7 @@ def get(method: str) -> type[Adapter]:
     """The class of that name; case does not matter."""
     kind = _methods.get(method.lower()) if isinstance(method, str) else None
     if kind is None:
-        raise unknown("method", method, _methods)
+        raise unknown_name("method", method, _methods)
     return kind
 
 
@@ -62,7 +62,7 @@ def options(method: str, preset: str = "cifar10") -> dict[str, Any]:
     {'momentum': 0.2, 'counted': False, 'logits': None, 'predict': 'before', 'seed': 0, 'graph': False}
     """
     if preset not in PRESETS:
-        raise unknown("preset", preset, PRESETS)
+        raise unknown_name("preset", preset, PRESETS)
     kind = get(method)
     found: dict[str, Any] = {}
     for base in kind.__mro__:
@@ -120,7 +120,7 @@ def adapt(
     known = options(method, preset)
     for name in given:
         if name not in known:
-            raise unknown(f"option of {kind.__name__}", name, known)
+            raise unknown_name(f"option of {kind.__name__}", name, known)
     if estimator is not None:
         estimator = estimators.get(estimator)
     given = {name: list(value) if isinstance(value, Iterator) else value for name, value in given.items()}

@@ -18,15 +18,15 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
 from .. import hooks, layers, policies
-from .._names import unknown
+from .._errors import unknown_name
 from ..layers import RobustBatchNorm
 from ..policies import Policy
-from .answers import Answers
-from .calls import Inputs, Logits, Predictions, detached, logits_of
-from .stages import last_stage
-from .state import Stateful
-from .steps import stepped
-from .surrogate import surrogate
+from ._call import Inputs, Logits, Predictions, detached, extract_logits
+from ._graph import Answers
+from ._stages import last_stage
+from ._state import Stateful
+from ._surrogate import surrogate
+from ._unroll import stepped
 
 NOTHING_FINITE = "no image of this batch has a finite output; nothing was adapted and no state has changed."
 OPTIMIZERS = {"adam": torch.optim.Adam, "sgd": torch.optim.SGD}
@@ -65,7 +65,7 @@ class Adapter(Stateful):
     ) -> None:
         super().__init__(model, seed)
         if predict not in ("before", "after"):
-            raise unknown("predict", predict, ("before", "after"))
+            raise unknown_name("predict", predict, ("before", "after"))
         self.logits = logits
         self.predict = predict
         self.graph = graph
@@ -171,7 +171,7 @@ class Adapter(Stateful):
 
     def counting(self, inputs: Inputs) -> AbstractContextManager[None]:
         """Leave padding out of the statistics."""
-        return hooks.counting_only(self.model, inputs.valid) if self.layers else nullcontext()
+        return hooks.mask_images(self.model, inputs.valid) if self.layers else nullcontext()
 
     @contextmanager
     def averaging(self, weightless: bool = False) -> Iterator[Callable[[], Callable[[int], None]]]:
@@ -183,13 +183,13 @@ class Adapter(Stateful):
         found: dict[RobustBatchNorm, tuple[Tensor, Tensor]] = {}
 
         def gather() -> Callable[[int], None]:
-            return partial(self.let_in, layers.gathered(found))
+            return partial(self.let_in, layers.gather_statistics(found))
 
         averaged = {name for name in self.layers if self.policy_of(name).reference == "ema"}
         if not averaged:
             yield gather
             return
-        with hooks.capture(self.model, inputs=False, detached=True, weightless=weightless) as seen:
+        with hooks.observe(self.model, inputs=False, detached=True, weightless=weightless) as seen:
             yield gather
             for o in seen:
                 first = o.name in averaged and o.layer not in found  # a layer that is used twice is committed once
@@ -215,7 +215,7 @@ class Adapter(Stateful):
 
         Args:
             gradient: how the backward pass sees the statistics: ``"exact"``, ``"straight_through"`` (as if they were
-                the mean's) or ``"smooth"`` (a soft quantile). Values are true in all three; see ``medbn.stand_ins``.
+                the mean's) or ``"smooth"`` (a soft quantile). Values are true in all three; see ``medbn.gradients``.
             of: ``"now"``, the adapter as it is at this moment (white box), or ``"source"``, as it was at the start.
             temperature: how soft ``"smooth"`` is.
             unroll: 1 to predict with the parameters after one step of the method on the batch, and to differentiate
@@ -266,7 +266,7 @@ class Learner(Adapter):
         if steps < 1:
             raise ValueError(f"steps is the number of updates per batch, at least 1; got {steps}.")
         if not callable(optimizer) and optimizer not in OPTIMIZERS:
-            raise unknown("optimizer", optimizer, OPTIMIZERS)
+            raise unknown_name("optimizer", optimizer, OPTIMIZERS)
         self.steps = steps
         self.frozen = frozen
         make = optimizer if callable(optimizer) else OPTIMIZERS[optimizer]
@@ -310,7 +310,7 @@ class Learner(Adapter):
 
     def predictions(self, inputs: Inputs, output: Any) -> Predictions:
         """What a loss or a filter looks at."""
-        return Predictions.of(logits_of(output, self.logits, inputs.size), inputs.valid)
+        return Predictions.of(extract_logits(output, self.logits, inputs.size), inputs.valid)
 
     def step(self, inputs: Inputs, predictions: Predictions) -> bool:
         """One step down the loss; whether one was taken."""

@@ -10,8 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ._call import Inputs, Predictions, mean_over
 from .base import Learner
-from .calls import Inputs, Predictions, mean_over
 
 
 class ETA(Learner):

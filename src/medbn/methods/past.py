@@ -11,8 +11,8 @@ from torch import nn
 
 from .. import hooks, policies
 from ..policies import Policy
+from ._call import Inputs
 from .base import Adapter
-from .calls import Inputs
 
 
 class Past(Adapter):
@@ -89,7 +89,7 @@ class Past(Adapter):
         """Look at the batch again, now that it is answered, and let it in."""
         if self._looks_again():
             images = int(inputs.finite_in(output).sum())
-            view = hooks.normalising_with(self.model, self.weighing(images, self.memory))
+            view = hooks.use_policy(self.model, self.weighing(images, self.memory))
             with torch.no_grad(), view, super().averaging() as gather:
                 self.run(inputs)
             gather()(images)
@@ -101,7 +101,7 @@ class Past(Adapter):
 
     def attacked(self, state: dict[str, Any], images: int) -> AbstractContextManager[None]:
         """With an average that includes the batch."""
-        return hooks.normalising_with(self.model, self.weighing(images, state["memory"]))
+        return hooks.use_policy(self.model, self.weighing(images, state["memory"]))
 
     def weighing(self, images: int, memory: dict[str, Any]) -> Policy:
         """How a batch of so many images is let in, given what is remembered."""

@@ -9,9 +9,9 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from ._call import Inputs, Predictions, mean_over
+from ._unroll import stepped
 from .base import Learner
-from .calls import Inputs, Predictions, mean_over
-from .steps import stepped
 
 
 class SAR(Learner):

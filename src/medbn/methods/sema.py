@@ -42,7 +42,7 @@ class SEMA(Adapter):
 
     def attacked(self, state: dict[str, Any], images: int) -> AbstractContextManager[None]:
         """With the weight that a batch has in that state."""
-        return hooks.normalising_with(self.model, self._weighing(state["memory"])) if self.counted else nullcontext()
+        return hooks.use_policy(self.model, self._weighing(state["memory"])) if self.counted else nullcontext()
 
     def let_in(self, commit: Callable[..., None], images: int) -> None:
         """Count the batch when it is let in."""

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from .. import hooks, policies
-from .._names import unknown
+from .._errors import unknown_name
+from ._call import Inputs, Predictions, mean_over
 from .base import Learner
-from .calls import Inputs, Predictions, mean_over
 
 HELD = policies.ema(0.0)
 """What the layers hold, without the batch at hand."""
@@ -52,7 +52,7 @@ class SoTTA(Learner):
         **options: Any,
     ) -> None:
         if statistics not in ("batch", "memory"):
-            raise unknown("statistics", statistics, ("batch", "memory"))
+            raise unknown_name("statistics", statistics, ("batch", "memory"))
         if capacity < 1:
             raise ValueError(f"capacity is the number of images in memory, at least 1; got {capacity}.")
         super().__init__(model, **options)
@@ -65,7 +65,7 @@ class SoTTA(Learner):
 
     def normalising(self) -> AbstractContextManager[None]:
         """By SoTTA's own rule a test batch has no part in the average that normalises it."""
-        return nullcontext() if self.statistics == "batch" else hooks.normalising_with(self.model, HELD)
+        return nullcontext() if self.statistics == "batch" else hooks.use_policy(self.model, HELD)
 
     def let_in(self, commit: Callable[..., None], images: int) -> None:
         """By its own policy, whatever the layers followed when they saw the images."""
@@ -78,7 +78,7 @@ class SoTTA(Learner):
     def update(self, inputs: Inputs, output: Any) -> bool:
         """Remember the confident images, then learn from the whole memory."""
         if self.statistics == "batch":
-            with torch.no_grad(), hooks.normalising_with(self.model, HELD):
+            with torch.no_grad(), hooks.use_policy(self.model, HELD):
                 output = self.run(inputs)
         self._remember(inputs, self.predictions(inputs, output))
         if not self.memory["classes"]:
@@ -89,7 +89,7 @@ class SoTTA(Learner):
 
     def _step(self, inputs: Inputs) -> bool:
         """One sharpness-aware step on the memory's entropy; by SoTTA's own rule with the memory's own statistics."""
-        own = nullcontext() if self.statistics == "batch" else hooks.normalising_with(self.model, policies.batch())
+        own = nullcontext() if self.statistics == "batch" else hooks.use_policy(self.model, policies.batch())
         with self.counting(inputs), own:
             with self.averaging() as gather:
                 loss = self._entropy(inputs)

@@ -6,8 +6,8 @@ from typing import Any
 
 from .. import policies
 from ..policies import Policy
+from ._call import Inputs
 from .base import Adapter
-from .calls import Inputs
 
 
 class Source(Adapter):

@@ -6,8 +6,8 @@ from typing import Any
 
 from torch import Tensor
 
+from ._call import Predictions, mean_over
 from .base import Learner
-from .calls import Predictions, mean_over
 
 
 class Tent(Learner):

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from .._names import unknown
+from .._errors import unknown_name
 from .external import LIBRARIES, from_function, from_library
 from .normalise import Normalise, Normalised
 from .registry import register, registry
@@ -75,7 +75,7 @@ def get(
     77754
     """
     if not isinstance(name, str):
-        raise unknown("model", name, available())
+        raise unknown_name("model", name, available())
     for option, value in (("classes", classes), ("channels", channels)):
         if value is not None:
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
@@ -97,10 +97,10 @@ def get(
         known = inspect.signature(factory).parameters
         for option in options:
             if option not in known:
-                raise unknown(f"option of {name}", option, known)
+                raise unknown_name(f"option of {name}", option, known)
         model = factory(**options)
     elif not inner:
-        raise unknown("model", name, available())
+        raise unknown_name("model", name, available())
     elif package in LIBRARIES:
         model = from_library(package, inner, weights == "default", options)
     else:

@@ -10,7 +10,7 @@ from typing import Any
 
 from .. import methods
 from ..bench import published
-from ..bench.cells import Attack, Cell
+from ..bench.cell import Attack, Cell
 from ..bench.intervals import Interval
 from ..bench.results import Results, read
 from ..bench.store import Store

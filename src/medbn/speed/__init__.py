@@ -1,4 +1,4 @@
-"""What the defence costs on the device at hand, always beside BatchNorm; ``medbn bench`` on a terminal.
+"""What the defence costs on the device at hand, always beside BatchNorm; ``medbn speed`` on a terminal.
 
 A part lists the situations that it measures, and measures one. docs/speed.md explains how to read what comes out.
 """
@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from . import attack, growth, layer, memory, step
+from . import attack, layer, memory, scaling, step
 from .machine import describe
-from .measuring import Row
 from .settings import DTYPES, LAYOUTS, Settings, shape
 from .tables import Table, tables
+from .timing import Row
 
 __all__ = ["DTYPES", "LAYOUTS", "PARTS", "Part", "Row", "Settings", "Table", "describe", "shape", "tables"]
 
@@ -28,5 +28,5 @@ class Part(NamedTuple):
 
 PARTS = {
     module.__name__.rpartition(".")[2]: Part(module.situations, module.measure)
-    for module in (layer, step, attack, growth, memory)
+    for module in (layer, step, attack, scaling, memory)
 }

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from ..attacks import DIA, Targeted
-from .measuring import Row
 from .settings import Settings
 from .step import against_mean, batch
+from .timing import Row
 
 METHODS = ("tebn", "tent")
 MALICIOUS = 0.2

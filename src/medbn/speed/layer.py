@@ -10,8 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..functional import robust_norm
-from .measuring import Call, Candidate, Row, compare, paths
 from .settings import DTYPES, LAYOUTS, Settings, Shape
+from .timing import Call, Candidate, Row, compare, paths
 
 DIRECTIONS = ("forward", "forward+backward")
 

@@ -12,9 +12,9 @@ from typing import Any
 import torch
 
 from .. import kernels
-from ..kernels import native
-from .measuring import FORCED
+from ..kernels.c import binding
 from .settings import DTYPES, Settings
+from .timing import FORCED
 
 
 def describe(settings: Settings) -> dict[str, Any]:
@@ -39,7 +39,7 @@ def describe(settings: Settings) -> dict[str, Any]:
             warnings.simplefilter("ignore")
             found["tf32_convolutions"] = torch.backends.cudnn.allow_tf32
     else:
-        found["instructions"] = (native.instruction_sets() or ("none",))[-1]
+        found["instructions"] = (binding.instruction_sets() or ("none",))[-1]
     return found
 
 

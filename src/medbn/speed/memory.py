@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from .layer import Problem
-from .measuring import TORCH, Row, paths, using
 from .settings import Settings
+from .timing import TORCH, Row, paths, using
 
 
 def situations(settings: Settings) -> list[dict[str, Any]]:

@@ -36,24 +36,24 @@ class Settings:
     """Whether the reference path is measured beside the fast one."""
     rounds: int | None = None
     """Turns of every candidate, each with two ratios; None leaves it to the part."""
-    usual: tuple[tuple[str, int], ...] = (("layer", 5), ("step", 2), ("attack", 1), ("growth", 1))
+    usual: tuple[tuple[str, int], ...] = (("layer", 5), ("step", 2), ("attack", 1), ("scaling", 1))
     batch: int = 200
     attack_batch: int = 200
     attack_steps: int = 100
     values: tuple[int, ...] = (1_000, 10_000, 100_000, 1_000_000, 10_000_000)
-    """Per channel, in the growth table."""
+    """Per channel, in the scaling table."""
     channels: tuple[int, ...] = (16, 64, 256, 1024, 2048)
     elements: int = 160_000_000
-    """The largest activation of the growth table."""
+    """The largest activation of the scaling table."""
     every_size: bool = False
-    """Whether the growth table has all pairs, and not only those with the fewest channels or 10,000 values."""
+    """Whether the scaling table has all pairs, and not only those with the fewest channels or 10,000 values."""
 
     @classmethod
     def usual_for(cls, device: str, quick: bool = False) -> Settings:
         """What is measured if nothing is said: minutes, or with ``quick`` seconds."""
         if torch.device(device).type == "cuda":
             large = tuple((200, *shape) for shape in LARGE)
-            usual = (("layer", 10), ("step", 10), ("attack", 2), ("growth", 5))
+            usual = (("layer", 10), ("step", 10), ("attack", 2), ("scaling", 5))
             both = ("nchw", "channels_last")
             # x, g, y, dx, what the reference path needs, and all of it once more in each captured graph.
             elements = min(2**29, torch.cuda.get_device_properties(device).total_memory // (4 * 64))

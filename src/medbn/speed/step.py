@@ -11,8 +11,8 @@ from torch import Tensor
 from .. import models
 from ..methods import adapt
 from ..methods.base import Adapter
-from .measuring import Call, Candidate, Row, compare, paths
 from .settings import DTYPES, LAYOUTS, Settings
+from .timing import Call, Candidate, Row, compare, paths
 
 CLASSES, PIXELS = 10, 32
 

@@ -7,7 +7,7 @@ from statistics import median
 from typing import Any, NamedTuple
 
 from .attack import AUTHORS
-from .measuring import Row, Spread, geometric_mean
+from .timing import Row, Spread, geometric_mean
 
 CLOCKS = {"wall": "wall clock", "graph": "device time, CUDA graph replay"}
 MEMORY = {
@@ -32,8 +32,8 @@ def tables(rows: Sequence[Row], device: str = "") -> list[Table]:
     part = rows[0].part if rows else ""
     if part == "layer":
         return [_layer(group) for group in _groups(rows, "layout", "direction")]
-    if part == "growth":
-        return [_growth(group) for group in _groups(rows)]
+    if part == "scaling":
+        return [_scaling(group) for group in _groups(rows)]
     if part == "memory":
         return [_memory(group) for group in _groups(rows, "layout")]
     return [_whole(part, rows, device)] if rows else []
@@ -67,7 +67,7 @@ def _layer(rows: list[Row]) -> Table:
     return Table(title, ["shape", "batch_norm", *names], lines, _notes(rows))
 
 
-def _growth(rows: list[Row]) -> Table:
+def _scaling(rows: list[Row]) -> Table:
     names = _names(rows)
     lines = []
     for beside in _by_shape(rows).values():
@@ -80,7 +80,7 @@ def _growth(rows: list[Row]) -> Table:
             _nanoseconds(_base(beside), size),
         ]
         lines.append([*start, *(texts.get(name, NONE) for name in names)])
-    title = f"growth: ns per element, forward+backward, {rows[0].where['dtype']}, {CLOCKS[rows[0].clock]}"
+    title = f"scaling: ns per element, forward+backward, {rows[0].where['dtype']}, {CLOCKS[rows[0].clock]}"
     return Table(title, ["values", "channels", "batch_norm", *names], lines, _notes(rows))
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from ..._names import unknown
+from ..._errors import unknown_name
 from . import blur, digital, noise, weather
 from .base import REGISTRY, Corruption, Draw, floored
 from .weather import frost_fingerprint, frost_folder
@@ -49,7 +49,7 @@ def available() -> list[str]:
 def get(name: str) -> Corruption:
     """The corruption of that name."""
     if name not in REGISTRY:
-        raise unknown("corruption", name, REGISTRY)
+        raise unknown_name("corruption", name, REGISTRY)
     return REGISTRY[name]
 
 

@@ -1,0 +1,55 @@
+"""One attacked batch of CIFAR-10-C through plain torch operations on a CPU: no kernel of ours, no TF32, no graph.
+
+    python experiments/plain_torch_check.py [--corruption jpeg_compression] [--batch 1] [--lower]
+
+TeBN with ``image_median`` written in a few lines, targeted, exact gradients, in the order of the file: what a GPU says
+of the same batch should come out here as well. It takes ten minutes on two cores.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+import medbn
+from _cifar import resnet26
+from medbn import cli, data
+from medbn.cli import terminal
+
+
+def main() -> None:
+    parser = cli.Parser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--corruption", default="jpeg_compression")
+    parser.add_argument("--batch", type=terminal.natural, default=1, help="its number, from 0 (default: 1)")
+    parser.add_argument("--lower", action="store_true", help="the lower of the two middle values, not their average")
+    parser.add_argument("--root", type=Path, help="where datasets lie")
+    options = parser.parse_args()
+
+    def centre_of(values: Tensor) -> Tensor:
+        return values.median(dim=0).values if options.lower else values.quantile(0.5, dim=0)
+
+    def plain(x: Tensor, valid: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        means, within = x.mean((2, 3)), x.var((2, 3), unbiased=False)
+        centre = centre_of(means)
+        return centre, centre_of(within) + (1.4826 * centre_of((means - centre).abs())).square()
+
+    medbn.estimators.register("plain", plain)
+    adapter = medbn.adapt(resnet26(options.root), "tebn", "plain")
+    stream = data.load("cifar10-c", corruption=options.corruption, severity=5, root=options.root)
+    if options.batch >= len(stream) // 200:
+        raise ValueError(f"--batch goes from 0 to {len(stream) // 200 - 1}, not to {options.batch}.")
+    images, labels = next(stream.batches(200, first=options.batch, limit=1))
+    objective, benign = medbn.attacks.Targeted(), torch.arange(200) < 160
+    poisoned = medbn.attacks.DIA(objective)(adapter, images, labels, slice(160, 200))
+    with torch.no_grad():
+        logits = adapter(poisoned)
+    hit = bool(objective.harm(logits, labels, benign))
+    print(f"{options.corruption}, batch {options.batch}: {'hit' if hit else 'missed'},"
+          f" cross-entropy with the target class {-objective.value(logits, labels, benign).item():.2g}")  # fmt: skip
+
+
+if __name__ == "__main__":
+    sys.exit(cli.answer("plain_torch_check.py", main))

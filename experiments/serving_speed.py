@@ -1,0 +1,87 @@
+"""How long a batch takes to be answered, called as users call it and played back from a CUDA graph.
+
+    python experiments/serving_speed.py [--model resnet26] [--images 200] [--size 32] [--json serving-speed-h200.json]
+
+Weights are random, which costs the same. All candidates take turns in one process, each answer is waited for, and a
+ratio is of two runs that stood next to each other: that of TeBN with BatchNorm, not played back, and the candidate's.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import medbn
+from medbn import cli, models
+from medbn.bench import Place
+from medbn.bench.runner import facts
+from medbn.cli import terminal
+from medbn.methods.base import Adapter
+
+SERVED: list[tuple[str, str, dict[str, Any]]] = [
+    ("tebn", "mean", {}),
+    ("source", "mean", {}),
+    ("tebn", "median", {}),
+    ("tebn", "image_median", {}),
+    ("sema", "image_median", {}),
+    ("past", "image_median@0.5", {"second_looks": 0}),
+]
+
+
+def main() -> None:
+    parser = cli.Parser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--model", default="resnet26", help="a name from medbn.models.available()")
+    parser.add_argument("--images", type=terminal.positive, default=200, help="in a batch")
+    parser.add_argument("--size", type=terminal.positive, default=32, help="of an image, in pixels")
+    parser.add_argument("--rounds", type=terminal.positive, default=40)
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--json", type=Path, metavar="FILE")
+    options = parser.parse_args()
+    torch.manual_seed(0)
+    model = models.get(options.model, classes=10, channels=3).to(options.device).eval()
+    images = torch.rand(options.images, 3, options.size, options.size, device=options.device)
+    candidates = []
+    for graph in (False, True) if torch.device(options.device).type == "cuda" else (False,):
+        for method, estimator, given in SERVED:
+            adapter = medbn.adapt(model, method, estimator, graph=graph, **given)
+            for _ in range(4):  # which compiles, chooses kernels, and records
+                _answered(adapter, images)
+            candidates.append((method, estimator, graph, adapter))
+    plain = candidates[0][-1]
+    machine = facts(Place(device=options.device))
+    rows = []
+    times: list[list[float]] = [[] for _ in candidates]
+    ratios: list[list[float]] = [[] for _ in candidates]
+    for _ in range(options.rounds):
+        for (*_, adapter), taken, ratio in zip(candidates, times, ratios, strict=True):
+            before = _answered(plain, images)
+            taken.append(_answered(adapter, images))
+            ratio.append(taken[-1] / before)
+    what = f"{options.model}, {options.images} images of {options.size} pixels"
+    print(f"{machine['device']}, torch {machine['torch']}; {what}")
+    print(f"{'method':8}{'estimator':18}{'played back':13}{'ms':>8}  / TeBN's with BatchNorm [quartiles]")
+    for (method, estimator, graph, _), taken, ratio in zip(candidates, times, ratios, strict=True):
+        low, middle, high = statistics.quantiles(ratio, n=4)
+        row = {"method": method, "estimator": estimator, "graph": graph, "ms": 1e3 * statistics.median(taken)}
+        rows.append({**row, "ratio": middle, "quartiles": [low, high], "seconds": taken})
+        print(
+            f"{method:8}{estimator:18}{'yes' if graph else '':13}{row['ms']:8.2f}  {middle:.2f} [{low:.2f}, {high:.2f}]"
+        )
+    if options.json:
+        options.json.write_text(json.dumps({"facts": machine, "rows": rows}, indent=1) + "\n")
+
+
+def _answered(adapter: Adapter, images: torch.Tensor) -> float:
+    began = time.perf_counter()
+    adapter(images).argmax(1).cpu()  # which waits for a GPU
+    return time.perf_counter() - began
+
+
+if __name__ == "__main__":
+    sys.exit(cli.answer("serving_speed.py", main))

@@ -1,0 +1,14 @@
+"""The error for a name that does not exist, used everywhere."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+
+
+def unknown_name(kind: str, given: object, known: Iterable[str]) -> ValueError:
+    """Return the error for an unknown name: what was given, the closest name, and all names that exist."""
+    names = sorted(known)
+    close = get_close_matches(str(given), names, n=1)
+    hint = f" Did you mean {close[0]!r}?" if close else ""
+    return ValueError(f"unknown {kind} {given!r}.{hint} Available: {', '.join(names)}.")

@@ -1,0 +1,1 @@
+"""The kernels in C, for float32 on a CPU."""

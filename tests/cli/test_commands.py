@@ -1,0 +1,204 @@
+"""The command line as a newcomer uses it: the bench, its report, and wrong input."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+import medbn
+from medbn import bench
+from medbn.cli import main
+
+RUN = ["run", "demo", "--smoke", "--methods", "tebn", "--estimators", "mean", "median"]
+
+
+def medbn_process(*arguments: str, **options) -> subprocess.Popen:
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, "-m", "medbn", *arguments]
+    return subprocess.Popen(
+        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **options
+    )
+
+
+def test_a_run_and_its_reports(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert main([*RUN, "--store", "x.db"]) == 0
+    printed = capsys.readouterr()
+    assert "BatchNorm" in printed.out
+    assert "MedBN" in printed.out
+    assert "medbn report x.db" in printed.out
+    assert "100 %  3 of 3 streams" in printed.err  # plain lines where there is no terminal
+    for kind, ending, mark in [
+        ("html", "html", "<!DOCTYPE html>"),
+        ("markdown", "md", "# medbn: demo"),
+        ("latex", "tex", "\\begin{document}"),
+        ("csv", "csv", "BatchNorm"),
+        ("json", "json", '"sections"'),
+    ]:
+        assert main(["report", "x.db", "--format", kind]) == 0
+        assert capsys.readouterr().out.strip() == f"x.{ending}"
+        assert mark in (tmp_path / f"x.{ending}").read_text()
+    assert main(["report", "x.db", "--format", "json", "--out", "-"]) == 0
+    assert json.loads(capsys.readouterr().out)["title"] == "medbn: demo (smoke)"
+    assert sorted(file.suffix for file in tmp_path.iterdir()) == [".csv", ".db", ".html", ".json", ".md", ".tex"]
+
+
+def test_quiet_says_nothing(tmp_path, capsys):
+    assert main([*RUN, "--store", str(tmp_path / "x.db"), "--quiet"]) == 0
+    printed = capsys.readouterr()
+    assert printed.out == printed.err == ""
+
+
+def test_ctrl_c_stops_cleanly_and_says_how_to_continue(tmp_path):
+    for jobs in ("1", "2"):
+        store = tmp_path / f"{jobs}.db"
+        arguments = ["run", "worst-case", "--smoke", "--store", str(store)]
+        child = medbn_process(
+            *arguments,
+            "--jobs",
+            jobs,
+            start_new_session=True,
+            # Whoever runs tests in the background may have them ignore Ctrl-C, and so would the child.
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+        )
+        deadline = time.monotonic() + 60
+        while not store.exists() and time.monotonic() < deadline:
+            time.sleep(0.05)
+        time.sleep(1)
+        os.killpg(child.pid, signal.SIGINT)  # as a terminal does
+        _, errors = child.communicate(timeout=60)
+        assert child.returncode == 130, errors
+        assert f"To continue: medbn {' '.join(arguments)} --jobs {jobs}" in errors
+        assert re.search(r"stopped: \d+ of \d+ streams are done, \d+ batches in this run;", errors)
+        assert "Traceback" not in errors
+
+
+def test_recipes_lists_everything(capsys, tmp_path):
+    assert main(["recipes", "--root", str(tmp_path), "--device", "cpu"]) == 0
+    printed = capsys.readouterr().out
+    for name in medbn.bench.recipes.available():
+        assert f"\n{name} " in f"\n{printed}"
+    assert main(["recipes", "knowledge", "--root", str(tmp_path)]) == 0
+    printed = capsys.readouterr().out
+    assert "medbn data make cifar10-c" in printed
+    assert "semi-white-box" in printed
+    assert main(["recipes", "demo"]) == 0
+    assert "ready: medbn run demo" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["run", "demos"], "Did you mean 'demo'"),
+        (["run", "targeted-instant", "--root", "{}"], "medbn data make cifar10-c"),
+        (["run", "demo", "--store", "{}/no/such/folder/x.db"], "cannot write"),
+        (["run", "demo", "--store", "{}"], "is a folder"),
+        (["run", "{}/half.toml"], "not valid TOML"),
+        (["run", "{}/none.toml"], "no recipe file"),
+        (["run", "demo", "--batches", "0"], "whole number from 1"),
+        (["run", "demo", "--methods", "tint"], "Did you mean 'tent'"),
+        (["run", "demo", "--seed", "-1"], "whole number from 0"),
+        (["run", "demo", "--minutes", "0"], "number above 0"),
+        (["run", "demo", "--weights", "{}/no.pt", "--store", "{}/x.db"], "/no.pt, but there is no such file"),
+        (["train", "resnet-small", "--data", "digits", "--weight-decay", "-1"], "number from 0"),
+        (["train", "resnet-small", "--data", "digits", "--weight-decay", "nan"], "number from 0"),
+        (["train", "resnet-small", "--data", "digits", "--seed", "-1"], "whole number from 0"),
+        (["run", "demo", "--device", "cuda:99"], "not usable here"),
+        (["report", "{}/none.db"], "no store"),
+        (["report", "{}/half.toml"], "not a store"),
+        (["report", "{}/half.toml", "--format", "word"], "invalid choice"),
+        (["recipes", "demos"], "Did you mean 'demo'"),
+        (["demo", "--sead", "3"], "--sead"),
+        (["dance"], "invalid choice"),
+        ([], "required: COMMAND"),
+    ],
+)
+def test_wrong_input_is_one_line_and_exit_2(arguments, message, tmp_path, capsys):
+    (tmp_path / "half.toml").write_text('data = "dig')
+    try:
+        code = main([argument.format(tmp_path) for argument in arguments])
+    except SystemExit as exit_:
+        code = exit_.code
+    printed = capsys.readouterr()
+    assert code == 2
+    assert message in printed.err
+    assert printed.err.count("\n") == 1
+    assert printed.out == ""
+
+
+@pytest.mark.parametrize(
+    ("out", "message"),
+    [
+        ("{}/none/x.html", "the folder {}/none does not exist"),
+        ("{}", "{} is a folder"),
+        (os.devnull, "no ordinary file"),
+    ],
+)
+def test_a_report_goes_nowhere_but_into_a_file(out, message, tmp_path, capsys):
+    bench.Store(tmp_path / "x.db").close()
+    assert main(["report", str(tmp_path / "x.db"), "--out", out.format(tmp_path)]) == 2
+    printed = capsys.readouterr()
+    assert message.format(tmp_path) in printed.err
+    assert printed.err.count("\n") == 1
+    assert not list(tmp_path.parent.glob(".*.part"))
+
+
+def test_minutes_may_be_a_fraction(tmp_path, capsys):
+    assert main([*RUN, "--store", str(tmp_path / "x.db"), "--minutes", "0.00001"]) == 0
+    assert "not all of it is done: 0 of 3 streams are done, 1 batches in this run." in capsys.readouterr().out
+
+
+def test_what_would_take_months_says_how_to_narrow_it(monkeypatch, capsys, tmp_path):
+    monkeypatch.setattr("medbn.bench.time_estimate.speed", lambda device: 1e11)
+    for name, narrowed in (("targeted-instant", True), ("demo", False)):
+        assert main(["recipes", name, "--root", str(tmp_path), "--device", "cpu"]) == 0
+        assert ("years on cpu (estimate); narrow it with --data" in capsys.readouterr().out) is narrowed
+
+
+def test_unexpected_errors_name_themselves_and_where_to_look(capsys, monkeypatch):
+    monkeypatch.setattr("medbn.bench.recipes.get", lambda name: {}["nothing"])
+    assert main(["run", "demo"]) == 2
+    assert "KeyError: 'nothing' (MEDBN_DEBUG=1 shows where)" in capsys.readouterr().err
+    monkeypatch.setenv("MEDBN_DEBUG", "1")
+    with pytest.raises(KeyError):
+        main(["run", "demo"])
+
+
+def test_version_and_help(capsys):
+    for arguments, expected in [(["--version"], medbn.__version__), (["--help"], "demo")]:
+        with pytest.raises(SystemExit) as stop:
+            main(arguments)
+        assert stop.value.code == 0
+        assert expected in capsys.readouterr().out
+
+
+def test_a_reader_that_leaves_early_is_no_error():
+    child = medbn_process("recipes", "demo")
+    child.stdout.close()
+    assert child.wait(60) in (0, 1)
+    assert "Traceback" not in child.stderr.read()
+    child.stderr.close()
+
+
+def test_the_demo(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("medbn.bench.recipes.DEMO_STEPS", 12)  # enough to see the direction; the real one has more
+    monkeypatch.setattr("medbn.bench.recipes.DEMO_CORRUPTIONS", ("contrast",))
+    assert main(["demo"]) == 0
+    printed = capsys.readouterr().out
+    assert "report: medbn-demo.html" in printed
+    rows = {
+        tuple(line.split()[:2]): line.split()[2:] for line in printed.splitlines() if line.startswith(("TeBN", "TENT"))
+    }
+    assert len(rows) == 6
+    for method in ("TeBN", "TENT"):
+        batch_norm, image_median = (float(rows[method, name][1]) for name in ("BatchNorm", "image_median"))
+        assert batch_norm > image_median + 5
+    assert "<!DOCTYPE html>" in (tmp_path / "medbn-demo.html").read_text()

@@ -1,0 +1,220 @@
+"""Corrupted copies on disk: the layout of CIFAR-10-C, written whole or not at all, continued when stopped."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+import torch
+
+from medbn import data
+from medbn.cli import main
+from medbn.data import generate
+
+from .conftest import photographs
+from .test_readers import tree
+
+NAMES = ("fog", "contrast")
+
+
+@pytest.fixture
+def clean():
+    images = photographs(32, 7)
+    return data.of_array("photos", "test", ("china", "flower"), images, torch.arange(7) % 2)
+
+
+def test_the_layout_and_what_is_read_from_it(clean, tmp_path):
+    made = data.make(clean, tmp_path / "C", names=NAMES)
+    assert made.written == NAMES
+    labels, fog = np.load(tmp_path / "C" / "labels.npy"), np.load(tmp_path / "C" / "fog.npy")
+    assert labels.tolist() == clean.labels.tolist() * 5
+    assert fog.shape == (35, 32, 32, 3)
+    assert fog.dtype == np.uint8
+    for severity in (1, 5):
+        expected = data.corruptions.corrupt(clean.read(range(7)), "fog", severity)
+        assert np.array_equal(fog[7 * (severity - 1) : 7 * severity].transpose(0, 3, 1, 2), expected.numpy())
+        there = data.load(str(tmp_path / "C"), corruption="fog", severity=severity)
+        assert torch.equal(there.read(range(7)), expected)
+        assert torch.equal(there.read([4, 2]), expected[[4, 2]])
+        assert there.classes == clean.classes
+        assert torch.equal(there.labels, clean.labels)
+    with pytest.raises(FileNotFoundError, match=r"no snow\.npy.*contrast"):
+        data.load(str(tmp_path / "C"), corruption="snow")
+
+
+def test_processes_write_the_same_bytes(clean, tmp_path, monkeypatch):
+    monkeypatch.setattr(generate, "_IMAGES_AT_ONCE", 3)
+    one, two = (data.make(clean, tmp_path / str(jobs), names=("fog",), jobs=jobs).folder for jobs in (1, 2))
+    assert (one / "fog.npy").read_bytes() == (two / "fog.npy").read_bytes()
+
+
+def test_a_stopped_call_is_continued(clean, tmp_path):
+    def stop(name: str, done: int, total: int) -> None:
+        if name == "contrast":
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        data.make(clean, tmp_path, names=NAMES, report=stop)
+    assert not (tmp_path / "contrast.npy").exists()
+    before = (tmp_path / "fog.npy").stat().st_mtime_ns
+    made = data.make(clean, tmp_path, names=NAMES)
+    assert (made.written, made.found) == (("contrast",), ("fog",))
+    assert (tmp_path / "fog.npy").stat().st_mtime_ns == before
+    assert not list(tmp_path.glob(".*"))
+
+
+def test_other_peoples_folders_are_not_touched(clean, tmp_path):
+    (tmp_path / "fog.npy").write_bytes(b"published")
+    with pytest.raises(FileExistsError, match="files that are not ours"):
+        data.make(clean, tmp_path, names=NAMES)
+    assert [file.name for file in tmp_path.iterdir()] == ["fog.npy"]
+    data.make(clean, tmp_path / "C", names=("contrast",))
+    with pytest.raises(FileExistsError, match="another seed"):
+        data.make(clean, tmp_path / "C", names=("contrast",), seed=1)
+    with pytest.raises(FileExistsError, match="another fingerprint, images"):
+        data.make(clean.subset([1, 2]), tmp_path / "C", names=("contrast",))
+
+
+def test_damaged_arrays_are_refused(clean, tmp_path):
+    data.make(clean, tmp_path, names=NAMES)
+    np.save(tmp_path / "fog.npy", np.zeros((34, 32, 32, 3), dtype=np.uint8))
+    with pytest.raises(ValueError, match=r"expected bytes \(5 · N"):
+        data.load(str(tmp_path) + "/", corruption="fog")
+    np.save(tmp_path / "contrast.npy", np.array([{"a": 1}]), allow_pickle=True)
+    with pytest.raises(ValueError, match="not a readable"):
+        data.load(str(tmp_path) + "/", corruption="contrast")
+
+
+def test_the_file_is_mapped_not_loaded(clean, tmp_path):
+    data.make(clean, tmp_path, names=("fog",))
+    dataset = data.arrays(tmp_path, "fog", 1)
+    on_disk = np.load(tmp_path / "fog.npy", mmap_mode="r+")
+    on_disk[0] = 7
+    on_disk.flush()
+    assert dataset.read(range(1)).unique().tolist() == [7]
+
+
+def test_on_the_command_line(tmp_path, capsys):
+    root = tree(tmp_path / "photos", size=(16, 16))
+    assert (
+        main(
+            [
+                "data",
+                "make",
+                "mine",
+                "--from",
+                str(root),
+                "--root",
+                str(tmp_path),
+                "--corruptions",
+                "fog",
+                "--jobs",
+                "1",
+            ]
+        )
+        == 0
+    )
+    assert "1 corruptions × 5 severities of 12 images" in capsys.readouterr().out
+    assert json.loads((tmp_path / "mine" / "medbn.json").read_text())["classes"] == ["ant", "bee", "cat"]
+    assert main(["data", "info", str(tmp_path / "mine"), "--corruption", "fog"]) == 0
+    assert "images       12" in capsys.readouterr().out
+    assert main(["data", "make", "digits-c", "--root", str(tmp_path), "--corruptions", "snow", "--jobs", "1"]) == 0
+    assert np.load(tmp_path / "digits-c" / "snow.npy").shape == (5 * 797, 16, 16, 3)
+    assert data.load("digits-c", corruption="snow", root=tmp_path).classes[3] == "3"
+    capsys.readouterr()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["data", "make", "nonsense"], "Available: cifar10-c, cifar100-c, digits-c"),
+        (["data", "make", "cifar10-c", "--root", "{}"], "medbn data fetch cifar10"),
+        (["data", "make", "digits-c", "--root", "{}", "--corruptions", "frog"], "Did you mean 'fog'"),
+        (["data", "make", "mine", "--from", "{}/none"], "no folder"),
+        (["data", "fetch", "cifar12"], "unknown dataset"),
+        (["data", "info", "imagenet-c", "--root", "{}"], "medbn data fetch imagenet-c"),
+        (["data"], "required: ACTION"),
+        (["data", "make", "digits-c", "--size", "64"], "--size goes with --from"),
+        (["data", "make", "digits-c", "--jobs", "0"], "whole number from 1"),
+        (["data", "make", "digits-c", "--seed", "-1"], "whole number from 0"),
+        (["data", "fetch", "digits-c", "--root", "{}"], "made, not fetched"),
+    ],
+)
+def test_wrong_commands_are_one_line_and_exit_2(arguments, message, tmp_path, capsys):
+    try:
+        code = main([argument.format(tmp_path) for argument in arguments])
+    except SystemExit as exit_:
+        code = exit_.code
+    printed = capsys.readouterr()
+    assert code == 2
+    assert message in printed.err
+    assert printed.err.count("\n") == 1
+    assert printed.out == ""
+
+
+def test_frost_without_photographs_names_the_option(tmp_path, monkeypatch, capsys):
+    monkeypatch.delenv("MEDBN_FROST", raising=False)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    assert main(["data", "make", "digits-c", "--root", str(tmp_path)]) == 2
+    printed = capsys.readouterr().err
+    assert "--frost synthetic" in printed
+    assert "frost=" not in printed
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_list_says_what_is_here(tmp_path, capsys):
+    for name in ("cifar-10-batches-bin/test_batch.bin", "CIFAR-10-C/fog.npy"):
+        (tmp_path / name).parent.mkdir()
+        (tmp_path / name).touch()
+    assert main(["data", "list", "--root", str(tmp_path)]) == 0
+    lines = {line.split()[0]: line for line in capsys.readouterr().out.splitlines() if line}
+    assert "ships" in lines["digits"]
+    assert " here " in lines["cifar10"]
+    assert " - " in lines["imagenet-c"]
+    assert " in part " in lines["cifar10-c"]
+
+
+def test_fetching_over_a_made_folder_is_refused(tmp_path, capsys):
+    (tmp_path / "CIFAR-10-C").mkdir()
+    (tmp_path / "CIFAR-10-C" / "fog.npy").touch()
+    assert main(["data", "fetch", "cifar10-c", "--root", str(tmp_path)]) == 2
+    assert "holds a part of cifar10-c already" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("wrong", [{"seed": -1}, {"jobs": 0}, {"names": ("frog",)}])
+def test_a_call_that_is_wrong_does_not_claim_the_folder(clean, tmp_path, wrong):
+    with pytest.raises(ValueError, match=r"seed|jobs|frog"):
+        data.make(clean, tmp_path / "C", **{"names": NAMES, **wrong})
+    assert not (tmp_path / "C").exists()
+
+
+def test_a_full_disk_leaves_no_half_file(clean, tmp_path, monkeypatch):
+    def full(name: str, done: int, total: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    with pytest.raises(OSError, match="No space"):
+        data.make(clean, tmp_path, names=NAMES, report=full)
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["labels.npy", "medbn.json"]
+
+
+@pytest.mark.parametrize("text", ["{}", "[]", "nonsense"])
+def test_a_damaged_manifest_is_named(clean, tmp_path, text):
+    data.make(clean, tmp_path, names=("fog",))
+    (tmp_path / "medbn.json").write_text(text)
+    for act in (lambda: data.make(clean, tmp_path, names=NAMES), lambda: data.load(tmp_path, corruption="fog")):
+        with pytest.raises(ValueError, match=r"medbn\.json is damaged"):
+            act()
+
+
+def test_other_photographs_of_frost_are_other_images(clean, tmp_path, frost_photographs):
+    data.make(clean, tmp_path / "C", names=("frost",), frost=frost_photographs)
+    with pytest.raises(FileExistsError, match="another frost"):
+        data.make(clean, tmp_path / "C", names=("frost",), frost="synthetic")
+    one, two = (data.corrupted(clean, "frost", 5, frost=frost) for frost in (frost_photographs, "synthetic"))
+    assert one.fingerprint != two.fingerprint
+
+
+def test_fetching_what_ships_needs_nothing(capsys):
+    assert main(["data", "fetch", "digits"]) == 0
+    assert "nothing to fetch" in capsys.readouterr().out

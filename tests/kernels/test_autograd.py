@@ -1,0 +1,389 @@
+"""The fast paths as operators: what torch asks of these, and compiled programs against eager ones."""
+
+from __future__ import annotations
+
+import shutil
+
+import pytest
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+import medbn
+from medbn import kernels
+from medbn.kernels import dispatch
+from medbn.kernels.c import binding
+
+needs_c = pytest.mark.skipif(not binding.available(), reason="the C kernels are not built")
+DEVICES = [pytest.param("cpu", marks=needs_c), pytest.param("cuda", marks=pytest.mark.gpu)]
+on_devices = pytest.mark.parametrize("device", DEVICES)
+FAST = [
+    *(pytest.param("cpu", kind, marks=needs_c) for kind in dispatch.KINDS["c"]),
+    *(pytest.param("cuda", kind, marks=pytest.mark.gpu) for kind in dispatch.KINDS["triton"]),
+]
+each_fast = pytest.mark.parametrize(("device", "kind"), FAST)
+each_kind = pytest.mark.parametrize("kind", dispatch.KINDS["c"])
+needs_compiler = pytest.mark.skipif(not (shutil.which("g++") or shutil.which("clang++")), reason="no C++ compiler")
+# Older versions of torch cannot tell compile from export, and compile the reference path.
+pytestmark = pytest.mark.skipif(not hasattr(torch.compiler, "is_exporting"), reason="torch is too old")
+BACKENDS = ["aot_eager", pytest.param("inductor", marks=needs_compiler)]
+
+
+@pytest.fixture(autouse=True)
+def fresh():
+    torch._dynamo.reset()
+
+
+def arguments(kind, device="cpu", last=False, affine=True, held=True, mean=False, dtype=torch.float32, poison=False):
+    x = torch.randn(6, 3, 5, 4, device=device).to(dtype)
+    if last:
+        x = x.to(memory_format=torch.channels_last)
+    if poison:
+        x[2, 1, 0, 0] = torch.nan
+    parameters = [torch.randn(3, device=device) for _ in range(2)] if affine else [None, None]
+    known = [torch.randn(3, device=device), torch.rand(3, device=device) + 0.5] if held else [None, None]
+    return [x, *parameters, *known, kind, 0.3 if held else 1.0, 1e-5, mean]
+
+
+CASES = {
+    "plain": {},
+    "channels last": {"last": True},
+    "bare": {"affine": False, "held": False},
+    "mean": {"mean": True},
+    "poison": {"poison": True},
+}
+each_case = pytest.mark.parametrize("case", CASES)
+
+
+@each_fast
+@each_case
+@pytest.mark.filterwarnings("ignore")  # opcheck's own
+def test_torch_s_checks_of_operators(device, kind, case):
+    given = arguments(kind, device, **CASES[case])
+    for t in given[:3]:
+        if t is not None:
+            t.requires_grad_()
+    # Compared to eager mode with NaN unequal to itself; there are tests of values below.
+    tests = ["test_schema", "test_faketensor", "test_autograd_registration"]
+    tests += [] if case == "poison" else ["test_aot_dispatch_dynamic"]
+    torch.library.opcheck(torch.ops.medbn.norm.default, given, test_utils=tests)
+    given = [t.detach() if isinstance(t, torch.Tensor) else t for t in given]
+    y, *saved = torch.ops.medbn.norm(*given)
+    back = [torch.randn_like(y), given[0], given[1], *saved, *given[5:]]
+    torch.library.opcheck(torch.ops.medbn.norm_backward.default, back, test_utils=tests)
+
+
+@pytest.mark.gpu
+@each_kind
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.filterwarnings("ignore")
+def test_torch_s_checks_of_operators_in_half_precision(kind, dtype):
+    given = arguments(kind, "cuda", dtype=dtype)
+    given[0].requires_grad_()
+    torch.library.opcheck(torch.ops.medbn.norm.default, given, test_utils=["test_schema", "test_faketensor"])
+
+
+@needs_c
+@each_kind
+def test_any_strides_will_do(kind):
+    """A compiler may choose strides of its own."""
+    given = arguments(kind)
+    expected = torch.ops.medbn.norm(*given)
+    wide = torch.randn(6, 3, 5, 8)
+    wide[..., ::2] = given[0]
+    strange = [wide[..., ::2], *given[1:]]
+    assert not binding.supported(strange[0])
+    torch.testing.assert_close(torch.ops.medbn.norm(*strange), expected)
+    with FakeTensorMode(allow_non_fake_inputs=True) as mode:
+        fake = torch.ops.medbn.norm(mode.from_tensor(strange[0]), *strange[1:])
+    assert [t.stride() for t in fake] == [t.stride() for t in torch.ops.medbn.norm(*strange)]
+    y, *saved = expected
+    back = [torch.randn_like(y), given[0], given[1], *saved, *given[5:]]
+    expected = torch.ops.medbn.norm_backward(*back)
+    torch.testing.assert_close(torch.ops.medbn.norm_backward(back[0], strange[0], *back[2:]), expected)
+
+
+@needs_c
+def test_operators_have_no_second_derivative_and_say_so():
+    x, *rest = arguments("median")
+    x.requires_grad_()
+    y = torch.ops.medbn.norm(x, *rest)[0]
+    (dx,) = torch.autograd.grad(y.pow(2).sum(), x, create_graph=True)
+    with pytest.raises(NotImplementedError, match="no second derivative"):
+        dx.sum().backward()
+
+
+# --- compiled programs ------------------------------------------------------------------------------------------------
+
+
+def network(kind, device="cpu", policy="batch", **options):
+    layers = [medbn.RobustBatchNorm2d(3, estimator=kind, policy=policy, **options) for _ in range(2)]
+    for layer in layers:
+        nn.init.normal_(layer.weight)
+        nn.init.normal_(layer.bias)
+        if layer.running_mean is not None:
+            nn.init.normal_(layer.running_mean)
+            nn.init.uniform_(layer.running_var, 0.5, 2.0)
+    return nn.Sequential(layers[0], nn.Tanh(), layers[1]).to(device).eval()
+
+
+def recorded(model, x, **options):
+    """The names of what a compiler is given, and the output."""
+    graphs = []
+
+    def backend(module, example):
+        graphs.append(module.graph)
+        return module
+
+    y = torch.compile(model, fullgraph=True, backend=backend, **options)(x)
+    assert len(graphs) == 1
+    return [str(node.target) for node in graphs[0].nodes if node.op == "call_function"], y
+
+
+def operators(names):
+    return sum("medbn" in name for name in names)
+
+
+def gradients(model, call, x, g):
+    leaf = x.detach().clone(memory_format=torch.preserve_format).requires_grad_()
+    y = call(leaf)
+    return y, *torch.autograd.grad(y, [leaf, *model.parameters()], g)
+
+
+def same(model, x, backend="aot_eager"):
+    """Output and gradients, compiled and eager."""
+    g = torch.randn_like(x)
+    saved = [gradients(model, call, x, g) for call in (torch.compile(model, fullgraph=True, backend=backend), model)]
+    torch.testing.assert_close(*saved, rtol=1e-4, atol=1e-5, equal_nan=True)
+    assert saved[0][0].stride() == saved[1][0].stride()
+    return saved[0]
+
+
+@each_fast
+def test_the_program_holds_the_operator(device, kind):
+    model, x = network(kind, device), torch.randn(6, 3, 5, 4, device=device)
+    names, y = recorded(model, x)
+    assert operators(names) == 2
+    assert not any("median" in name or "sort" in name for name in names)
+    torch.testing.assert_close(y, model(x))
+
+
+@each_fast
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("last", [False, True])
+def test_values_and_gradients_are_those_of_eager_mode(device, kind, backend, last):
+    x = torch.randn(6, 3, 5, 4, device=device)
+    if last:
+        x = x.to(memory_format=torch.channels_last)
+    same(network(kind, device), x, backend)
+
+
+@each_fast
+@pytest.mark.parametrize("policy", ["ema", "interpolate"])
+def test_policies(device, kind, policy):
+    model = network(kind, device, policy)
+    if policy == "ema":
+        model[0].commit(torch.randn(3, device=device), torch.rand(3, device=device))
+    assert operators(recorded(model, torch.randn(6, 3, 5, 4, device=device))[0]) == 2
+    same(model, torch.randn(6, 3, 5, 4, device=device))
+
+
+@each_fast
+def test_the_straight_through_gradient(device, kind):
+    model, x = network(kind, device), torch.randn(6, 3, 5, 4, device=device)
+    _, exact, *_ = same(model, x)
+    torch._dynamo.reset()
+    with medbn.backward_through(model, "mean"):
+        assert operators(recorded(model, x)[0]) == 2
+        _, through, *_ = same(model, x)
+    assert not torch.allclose(exact, through, rtol=1e-3, atol=1e-3)
+
+
+@each_fast
+@pytest.mark.parametrize("policy", ["batch", "ema"])
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_images_that_are_not_finite_are_isolated(device, kind, policy, backend):
+    model = network(kind, device, policy)
+    x = torch.randn(6, 3, 5, 4, device=device)
+    compiled = torch.compile(model, fullgraph=True, backend=backend)
+    compiled(x.clone().requires_grad_())
+    g = torch.randn_like(x)
+    x[2, 1, 0, 0], x[4] = torch.nan, torch.inf
+    with torch.compiler.set_stance("fail_on_recompile"):
+        y, dx, *ours = gradients(model, compiled, x, g)
+    expected, d_expected, *theirs = gradients(model, model, x, g)
+    torch.testing.assert_close([y, dx, *ours], [expected, d_expected, *theirs], equal_nan=True)
+    assert y.isnan().flatten(1).any(1).tolist() == [False, False, True, False, True, False]
+    others = [0, 1, 3, 5]
+    alone = gradients(model, model, x[others], g[others])
+    torch.testing.assert_close([y[others], dx[others], *ours], list(alone), rtol=1e-4, atol=1e-5)
+    assert not dx[[2, 4]].any()
+
+
+@each_fast
+@pytest.mark.parametrize("track", [True, False])
+def test_a_batch_with_no_finite_image(device, kind, track):
+    model = network(kind, device, track_running_stats=track)
+    x = torch.full((4, 3, 5, 4), torch.nan, device=device)
+    y, *slopes = same(model, x)
+    assert y.isnan().all()
+    assert not slopes[0].any()
+
+
+@needs_c
+@each_kind
+def test_huge_values_stay_their_image_s(kind):
+    """Their squares are infinite, and they are not."""
+    model, x = network(kind), torch.randn(7, 3, 5, 4)
+    x[1, :, ::2] = 1e30
+    y, dx, *_ = same(model[:1], x)
+    wide = x.double().requires_grad_()
+    first = model[0]
+    expected = medbn.functional.robust_norm(wide, first.weight.double(), first.bias.double(), kind)
+    others = [0, 2, 3, 4, 5, 6]
+    torch.testing.assert_close(y[others].double(), expected[others], rtol=1e-4, atol=1e-4)
+    assert dx.isfinite().all()
+
+
+@each_fast
+def test_training_moves_the_running_statistics_the_same(device, kind):
+    compiled, eager = (network(kind, device).train() for _ in range(2))
+    eager.load_state_dict(compiled.state_dict())
+    call = torch.compile(compiled, fullgraph=True, backend="aot_eager")
+    for scale in (1.0, 2.0):
+        x = scale * torch.randn(6, 3, 5, 4, device=device)
+        x[3, 0, 0, 0] = torch.nan
+        call(x)
+        eager(x)
+    for name, value in eager.state_dict().items():
+        torch.testing.assert_close(compiled.state_dict()[name], value)
+
+
+@each_fast
+@pytest.mark.parametrize("policy", ["batch", "ema"])
+def test_detached_observers_see_the_same(device, kind, policy):
+    layer, x = network(kind, device, policy)[0], torch.randn(6, 3, 5, 4, device=device)
+    x[3, 0, 0, 0] = torch.nan
+
+    def observed():
+        saved = []
+
+        def observe(p):
+            saved.append((p.batch_centre, p.batch_variance, p.centre, p.variance))
+
+        def call(x):
+            layer(x)
+            return saved[-1]
+
+        observe.detached = True
+        layer._observers = (observe,)
+        return call
+
+    with torch.no_grad():
+        eager = observed()(x)
+        compiled = torch.compile(observed(), fullgraph=True, backend="aot_eager")(x)
+    torch.testing.assert_close(compiled, eager)
+
+
+@needs_c
+def test_what_operators_cannot_do_is_compiled_as_before():
+    x = torch.randn(6, 3, 5, 4)
+    names, _ = recorded(network("median").double(), x.double())
+    assert operators(names) == 0
+    names, _ = recorded(network("mean"), x)
+    assert operators(names) == 0
+    model = network("median")
+    with medbn.hooks.mask_images(model, torch.tensor([True] * 5 + [False])):
+        names, y = recorded(model, x)
+        torch.testing.assert_close(y, model(x), rtol=1e-4, atol=1e-5)
+    assert operators(names) == 0
+    torch._dynamo.reset()
+    with medbn.backward_through(model, medbn.gradients.get("smooth")):
+        names, _ = recorded(model, x)
+    assert operators(names) == 0
+
+
+@needs_c
+def test_under_autocast_the_path_is_eager_mode_s():
+    model, x = network("median"), torch.randn(6, 3, 5, 4)
+    with torch.autocast("cpu", torch.bfloat16):
+        names, y = recorded(model, x)
+        assert y.dtype == model(x).dtype == torch.float32
+        assert operators(names) == 2
+        torch._dynamo.reset()
+        names, y = recorded(model, x.bfloat16())
+        assert y.dtype == model(x.bfloat16()).dtype == torch.bfloat16
+        assert operators(names) == 0
+
+
+@needs_c
+def test_the_reference_path_can_be_forced(monkeypatch):
+    model, x = network("median"), torch.randn(6, 3, 5, 4)
+    monkeypatch.setenv("MEDBN_KERNELS", "reference")
+    names, y = recorded(model, x)
+    assert operators(names) == 0
+    torch.testing.assert_close(y, model(x), rtol=1e-4, atol=1e-5)
+
+
+@each_kind
+@pytest.mark.parametrize("strict", [True, False])
+def test_an_exported_program_takes_the_reference_path(kind, strict):
+    model, x = network(kind), torch.randn(6, 3, 5, 4)
+    program = torch.export.export(model, (x,), strict=strict)
+    assert operators([str(node.target) for node in program.graph.nodes]) == 0
+    torch.testing.assert_close(program.module()(x), model(x), rtol=1e-4, atol=1e-5)
+
+
+@needs_c
+def test_transforms_inside_a_compiled_program_take_the_reference_path():
+    layer, x = network("median")[0], torch.randn(6, 3, 5, 4)
+
+    def slope(x):
+        return torch.func.grad(lambda x: layer(x).pow(3).sum())(x)
+
+    names, saved = recorded(slope, x)
+    assert operators(names) == 0
+    torch.testing.assert_close(saved, slope(x), rtol=1e-3, atol=1e-3)
+
+
+@needs_c
+@each_kind
+def test_one_program_for_all_batch_sizes(kind):
+    model = network(kind)
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager", dynamic=True)
+    compiled(torch.randn(6, 3, 5, 4))
+    with torch.compiler.set_stance("fail_on_recompile"):
+        for images in (7, 20, 33):
+            x = torch.randn(images, 3, 5, 4)
+            torch.testing.assert_close(compiled(x), model(x))
+
+
+@each_kind
+def test_what_a_gpu_gives_is_what_the_operator_says(kind):
+    """Shapes and dtypes of the operator on a GPU, without one: those that the kernels' interface has."""
+    images, channels = 6, 3
+    with FakeTensorMode():
+        x = torch.empty(images, channels, 5, 4, device="cuda", dtype=torch.bfloat16)
+        y, table, deviation, chosen, means, slopes, finite, counted = torch.ops.medbn.norm(
+            x, None, None, None, None, kind, 1.0, 1e-5, False
+        )
+        assert (y.shape, y.dtype, y.device) == (x.shape, x.dtype, x.device)
+        assert (table.shape, table.dtype) == ((4, channels), torch.float32)
+        assert (deviation.shape, deviation.dtype) == ((channels,), torch.float64)
+        assert chosen.dtype == finite.dtype == counted.dtype == torch.int32
+        assert (finite.shape, counted.shape) == ((images,), (1,))
+        expected = {"median": ((3,), (0,), (0,)), "image_median": ((6, 3), (6, 3), (2, 3))}
+        assert (chosen.shape, means.shape, slopes.shape) == expected.get(kind, ((2, 3), (0,), (1, 3)))
+
+
+@needs_c
+def test_selected_says_what_a_compiled_program_takes():
+    seen = []
+
+    def call(x):
+        seen.append(kernels.selected(x))
+        return x + 1
+
+    torch.compile(call, backend="eager")(torch.randn(4, 3, 2, 2))
+    assert seen == ["c"]
+    assert dispatch.selected(torch.randn(4, 3, 2, 2)) == "c"

@@ -1,0 +1,290 @@
+"""The fast paths against the reference path in float64, in C here and in Triton through its interpreter or on a GPU."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import warnings
+
+import pytest
+import torch
+
+import medbn
+from medbn import kernels
+from medbn.kernels import dispatch
+from medbn.kernels.c import binding
+
+KINDS = dispatch.KINDS["triton"]
+SHAPES = [(8, 5, 7, 7), (33, 16, 4, 4), (5, 3), (6, 4, 9), (1, 2, 3, 3), (4, 3, 2, 3, 2), (40, 17, 5, 5)]
+needs_c = pytest.mark.skipif(not binding.available(), reason="the C kernels are not built")
+FAST = [
+    *(pytest.param("cpu", kind, marks=needs_c) for kind in dispatch.KINDS["c"]),
+    *(pytest.param("cuda", kind, marks=pytest.mark.gpu) for kind in dispatch.KINDS["triton"]),
+]
+each_fast = pytest.mark.parametrize(("device", "estimator"), FAST)
+DEVICES = [pytest.param("cpu", marks=needs_c), pytest.param("cuda", marks=pytest.mark.gpu)]
+
+
+def make(shape, kind: str, seed: int = 0, device: str = "cpu") -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(shape, generator=generator)
+    if kind == "relu":
+        x = x.relu()
+    if kind == "constant":
+        x = torch.full(shape, -0.0)
+    if kind == "huge":
+        x[: max(1, shape[0] // 5)] *= 1e6
+    return x.to(device)
+
+
+def both(x, estimator, share=1.0, held=None, backward=None, weight=True):
+    """Output and gradients, from the path that is selected and from the reference path in float64."""
+    channels = x.shape[1]
+    g = torch.randn(x.shape, generator=torch.Generator().manual_seed(1)).to(x.device)
+    w, b = (torch.randn(channels, generator=torch.Generator().manual_seed(s)).to(x.device) for s in (2, 3))
+    results = []
+    for dtype in (x.dtype, torch.float64):
+        parameters = [t.to(dtype).requires_grad_() for t in ((w, b) if weight else ())]
+        leaf = x.detach().clone().to(dtype).requires_grad_()
+        layer = medbn.RobustBatchNorm(channels, affine=False, estimator=estimator, device=x.device, dtype=dtype)
+        if weight:
+            layer.weight, layer.bias = (torch.nn.Parameter(p) for p in parameters)
+        if held is not None:
+            layer.running_mean, layer.running_var = (h.to(x.device, dtype) for h in held)
+            layer.policy = medbn.policies.interpolate(prior=1 - share)
+        layer.eval()
+        selected = kernels.selected(leaf, estimator)
+        if backward is None:
+            y = layer(leaf)
+        else:
+            with medbn.backward_through(layer, backward):
+                y = layer(leaf)
+        inputs = [leaf, *(layer.parameters() if weight else ())]
+        results.append((selected, y, *torch.autograd.grad(y, inputs, g.to(dtype))))
+    (path, *fast), (other, *exact) = results
+    assert other == "reference"
+    return path, fast, exact
+
+
+def agree(fast, exact, tolerance: float = 2e-4) -> None:
+    for one, two in zip(fast, exact, strict=True):
+        scale = max(1.0, two.abs().max().item())
+        torch.testing.assert_close(one.double(), two, rtol=tolerance, atol=tolerance * scale)
+
+
+@each_fast
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("kind", ["random", "relu", "huge"])
+def test_values_and_gradients_are_the_reference_paths(device, estimator, shape, kind):
+    path, fast, exact = both(make(shape, kind, device=device), estimator)
+    assert path == ("c" if device == "cpu" else "triton")
+    if kind == "relu" and estimator != "image_median":
+        fast, exact = (
+            fast[:1],
+            exact[:1],
+        )  # which of equal values is the median's is told apart in float32 and float64 alike
+        agree(fast, exact)
+        return
+    agree(fast, exact)
+
+
+@each_fast
+def test_mixtures_with_held_statistics(device, estimator):
+    x = make((12, 6, 5, 5), "random", device=device)
+    held = torch.randn(6), torch.rand(6) + 0.5
+    _, fast, exact = both(x, estimator, share=0.3, held=held)
+    agree(fast, exact)
+
+
+@each_fast
+def test_the_means_gradient_in_place_of_the_medians(device, estimator):
+    _, fast, exact = both(make((12, 6, 5, 5), "random", device=device), estimator, backward="mean")
+    agree(fast, exact)
+
+
+@each_fast
+def test_channels_last_and_no_affine_parameters(device, estimator):
+    x = make((12, 6, 5, 5), "random", device=device).to(memory_format=torch.channels_last)
+    _, fast, exact = both(x, estimator, weight=False)
+    agree(fast, exact)
+    assert fast[0].is_contiguous(memory_format=torch.channels_last)
+
+
+@each_fast
+def test_images_that_are_not_finite_are_isolated(device, estimator):
+    x = make((10, 4, 6, 6), "random", device=device)
+    x[3, 2, 1, 1] = float("nan")
+    x[7, 0, 0, 0] = float("inf")
+    finite = torch.tensor([i not in (3, 7) for i in range(10)], device=device)
+    leaf = x.clone().requires_grad_()
+    y = medbn.functional.robust_norm(leaf, estimator=estimator)
+    expected = medbn.functional.robust_norm(x[finite].double(), estimator=estimator)
+    torch.testing.assert_close(y[finite].double(), expected, rtol=1e-4, atol=1e-5)
+    assert y[~finite].isnan().all()
+    y[finite].square().sum().backward()
+    assert (leaf.grad[~finite] == 0).all()
+    assert leaf.grad[finite].isfinite().all()
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_selected_values_are_exact(device):
+    x = make((64, 3, 20, 20), "random", device=device)
+    layer = medbn.MedBatchNorm2d(3).to(device)
+    fast = functional_statistics(layer, x)
+    rows = x.transpose(0, 1).reshape(3, -1)
+    assert torch.equal(fast, rows.median(dim=1).values)
+
+
+def functional_statistics(layer, x):
+    saved = medbn.functional.fused(x, None, None, layer.estimator, 1e-5)
+    assert saved is not None
+    return saved.centre
+
+
+@needs_c
+def test_second_derivatives_take_the_reference_path():
+    x = make((6, 3, 4, 4), "random").requires_grad_()
+    for estimator in KINDS:
+        (first,) = torch.autograd.grad(
+            medbn.functional.robust_norm(x, estimator=estimator).pow(3).sum(), x, create_graph=True
+        )
+        (second,) = torch.autograd.grad(first.square().sum(), x)
+        wide = x.detach().double().requires_grad_()
+        (slope,) = torch.autograd.grad(
+            medbn.functional.robust_norm(wide, estimator=estimator).pow(3).sum(), wide, create_graph=True
+        )
+        (expected,) = torch.autograd.grad(slope.square().sum(), wide)
+        torch.testing.assert_close(second.double(), expected, rtol=1e-3, atol=1e-2 * expected.abs().max().item())
+
+
+@needs_c
+def test_one_activation_is_kept():
+    x = make((64, 32, 16, 16), "random").requires_grad_()
+    kept = 0
+
+    def count(tensor):
+        nonlocal kept
+        kept += tensor.numel()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(count, lambda tensor: tensor):
+        medbn.functional.robust_norm(x, torch.ones(32), torch.zeros(32))
+    assert kept < 1.1 * x.numel()
+
+
+@needs_c
+def test_training_moves_the_running_statistics_the_same(monkeypatch):
+    x = make((20, 5, 6, 6), "random")
+    states = []
+    for forced in ("auto", "reference"):
+        monkeypatch.setenv("MEDBN_KERNELS", forced)
+        layer = medbn.MedBatchNorm2d(5).train()
+        layer(x)
+        layer(2 * x + 1)
+        states.append(layer.state_dict())
+    for name, value in states[0].items():
+        torch.testing.assert_close(value, states[1][name], rtol=1e-5, atol=1e-6)
+
+
+@needs_c
+def test_the_choice_is_visible_and_can_be_forced(monkeypatch):
+    x = torch.randn(4, 3, 5, 5)
+    assert kernels.selected(x) == "c"
+    assert kernels.selected(x, "mean") == "reference"
+    assert kernels.selected(x.double()) == "reference"
+    assert kernels.selected(x.half()) == "reference"
+    monkeypatch.setenv("MEDBN_KERNELS", "reference")
+    assert kernels.selected(x) == "reference"
+    monkeypatch.setenv("MEDBN_KERNELS", "c")
+    assert kernels.selected(x) == "c"
+    with pytest.raises(RuntimeError, match="MEDBN_KERNELS=c cannot be used"):
+        kernels.selected(x.double())
+    monkeypatch.setenv("MEDBN_KERNELS", "cuda")
+    with pytest.raises(ValueError, match="Available: auto, c, reference, triton"):
+        kernels.selected(x)
+
+
+def test_without_the_library_everything_runs(monkeypatch):
+    monkeypatch.setattr(binding, "available", lambda: False)
+    x = torch.randn(4, 3, 5, 5)
+    assert kernels.selected(x) == "reference"
+    assert medbn.functional.robust_norm(x).shape == x.shape
+    monkeypatch.setenv("MEDBN_KERNELS", "c")
+    with pytest.raises(RuntimeError, match="cannot be used"):
+        kernels.selected(x)
+
+
+def test_users_estimators_take_the_reference_path(monkeypatch):
+    monkeypatch.setattr(medbn.estimators, "_registry", dict(medbn.estimators._registry))
+    medbn.estimators.register("median", replace=True)(lambda x, valid: (x.amax((0, 2, 3)), x.var((0, 2, 3))))
+    x = torch.randn(4, 3, 5, 5)
+    expected = (x - x.amax((0, 2, 3)).view(1, 3, 1, 1)) / (x.var((0, 2, 3)).view(1, 3, 1, 1) + 1e-5).sqrt()
+    torch.testing.assert_close(medbn.functional.robust_norm(x, estimator="median"), expected)
+
+
+def test_a_triton_that_does_not_load_is_one_warning(monkeypatch):
+    monkeypatch.setitem(sys.modules, "medbn.kernels.triton.orchestration", None)
+    dispatch._gpu.cache_clear()
+    try:
+        with pytest.warns(UserWarning, match="GPU kernels are off"):
+            assert dispatch._gpu() is None
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            assert dispatch._gpu() is None
+    finally:
+        dispatch._gpu.cache_clear()
+
+
+def test_triton_through_its_interpreter():
+    """In a process of its own: Triton decides when it is imported whether it interprets."""
+    pytest.importorskip("triton")
+    environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, "-W", "ignore", "-m", "tests.kernels.interpreted"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert "all agree" in done.stdout
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("estimator", KINDS)
+@pytest.mark.parametrize("shape", [(200, 64, 32, 32), (200, 512, 4, 4), (16, 8, 112, 112), (200, 33, 14, 14)], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_real_sizes_on_a_gpu(estimator, shape, dtype):
+    x = make(shape, "random", device="cuda").to(dtype)
+    assert kernels.selected(x, estimator) == "triton"
+    y = medbn.functional.robust_norm(x, estimator=estimator)
+    assert torch.equal(y, medbn.functional.robust_norm(x, estimator=estimator))
+    expected = medbn.functional.robust_norm(x.double(), estimator=estimator)
+    close = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 3e-3}[dtype]
+    torch.testing.assert_close(y.double(), expected, rtol=close, atol=close)
+
+
+@pytest.mark.gpu
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode")
+@pytest.mark.parametrize("estimator", KINDS)
+def test_a_cuda_graph_can_be_captured_and_nobody_waits(estimator):
+    x = make((200, 64, 16, 16), "random", device="cuda").requires_grad_()
+    g = torch.randn_like(x)
+
+    def step():
+        return torch.autograd.grad(medbn.functional.robust_norm(x, estimator=estimator), x, g)[0]
+
+    expected = step()
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        step()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        step()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        result = step()
+    graph.replay()
+    torch.cuda.synchronize()
+    assert torch.equal(result, expected)

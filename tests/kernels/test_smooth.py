@@ -1,0 +1,214 @@
+"""Smooth gradients on the fast paths, against the generic path and against autograd in float64."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import medbn
+from medbn import kernels
+from medbn.kernels import dispatch, smooth
+from medbn.kernels.c import binding
+
+needs_c = pytest.mark.skipif(not binding.available(), reason="the C kernels are not built")
+FAST = [
+    *(pytest.param("cpu", kind, marks=needs_c) for kind in dispatch.KINDS["c"]),
+    *(pytest.param("cuda", kind, marks=pytest.mark.gpu) for kind in dispatch.KINDS["triton"]),
+]
+each_fast = pytest.mark.parametrize(("device", "kind"), FAST)
+each_kind = pytest.mark.parametrize("kind", dispatch.KINDS["triton"])
+SHAPES = [(8, 5, 7, 7), (33, 16, 4, 4), (5, 3), (6, 4, 9), (1, 2, 3, 3), (4, 3, 2, 3, 2), (2, 1, 1, 1), (40, 17, 5, 5)]
+
+
+def make(shape, device="cpu", seed=0):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(device)
+
+
+def gradients(x, kind, share=1.0, held=None, affine=True, temperature=0.5):
+    """Output and gradients of a layer through the smooth stand-in."""
+    channels = x.shape[1]
+    layer = medbn.RobustBatchNorm(channels, affine=affine, estimator=kind, device=x.device, dtype=x.dtype).eval()
+    if affine:
+        layer.weight, layer.bias = (torch.nn.Parameter(make(channels, x.device, s).to(x.dtype)) for s in (2, 3))
+    if held is not None:
+        layer.running_mean, layer.running_var = (h.to(x.device, x.dtype) for h in held)
+        layer.policy = medbn.policies.interpolate(prior=1 - share)
+    leaf = x.detach().clone().requires_grad_()
+    with medbn.backward_through(layer, medbn.gradients.get("smooth", temperature)):
+        y = layer(leaf)
+    g = make(x.shape, x.device, 1).to(x.dtype)
+    return [y.detach(), *torch.autograd.grad(y, [leaf, *layer.parameters()], g)]
+
+
+@pytest.fixture
+def compare(monkeypatch):
+    """The fast path's output and gradients, after a comparison with the others."""
+
+    def run(x, kind, *, wide=True, **options):
+        calls = []
+        monkeypatch.setattr(smooth, "backward", lambda *a, real=smooth.backward: calls.append(1) or real(*a))
+        fast = gradients(x, kind, **options)
+        assert calls
+        monkeypatch.undo()
+        monkeypatch.setenv("MEDBN_KERNELS", "reference")
+        for other in (x, x.double()) if wide else (x,):
+            for one, two in zip(fast, gradients(other, kind, **options), strict=True):
+                scale = max(1.0, two.nan_to_num().abs().max().item())
+                torch.testing.assert_close(one.double(), two.double(), rtol=1e-3, atol=1e-5 * scale, equal_nan=True)
+        monkeypatch.undo()
+        return fast
+
+    return run
+
+
+@each_fast
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("temperature", [0.05, 0.5, 3.0])
+def test_gradients_are_those_of_the_formula(device, kind, shape, temperature, compare):
+    compare(make(shape, device), kind, temperature=temperature)
+
+
+@each_fast
+@pytest.mark.parametrize("last", [False, True])
+@pytest.mark.parametrize("affine", [False, True])
+def test_memory_formats_and_mixtures(device, kind, last, affine, compare):
+    layout = torch.channels_last if last else torch.contiguous_format
+    x = make((12, 6, 5, 5), device).contiguous(memory_format=layout)
+    held = make((6,), seed=4), make((6,), seed=5).abs() + 0.5
+    _, dx, *_ = compare(x, kind, share=0.3, held=held, affine=affine)
+    assert dx.stride() == x.stride()
+
+
+@each_fast
+@pytest.mark.parametrize("kept", [8, 1, 0])
+@pytest.mark.parametrize("held", [False, True])
+def test_images_that_are_not_finite_take_no_part(device, kind, kept, held, compare):
+    x = make((10, 4, 6, 6), device)
+    x[kept:, 2, 1, 1] = float("nan")
+    x[9, 0, 0, 0] = float("inf")
+    statistics = (make((4,), seed=4), make((4,), seed=5).abs() + 0.5) if held else None
+    y, dx, *_ = compare(x, kind, share=0.3 if held else 1.0, held=statistics)
+    assert y[kept:].isnan().all()
+    assert (dx[kept:] == 0).all()
+    assert dx.isfinite().all()
+    assert bool(dx[:kept].any()) == (kept > 0)
+
+
+@each_fast
+@pytest.mark.parametrize("huge", [1e10, 1e30])
+def test_huge_values_make_no_nan(device, kind, huge, compare):
+    """In float64 their squares are finite, which is another gradient."""
+    x = make((9, 3, 5, 4), device)
+    x[1, :, ::2] = huge
+    assert compare(x, kind, wide=False)[1].isfinite().all()
+
+
+@each_fast
+def test_ties(device, kind, compare):
+    compare(make((8, 3, 6, 6), device).relu(), kind)
+    _, dx, *_ = compare(torch.zeros(4, 3, 5, 5, device=device), kind)
+    assert dx.isfinite().all()
+
+
+@pytest.mark.gpu
+@each_kind
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision(kind, dtype):
+    x = make((16, 8, 9, 9), "cuda").to(dtype)
+    results = [gradients(t, kind)[:2] for t in (x, x.double())]
+    assert results[0][1].dtype == dtype
+    close = {torch.float16: 5e-3, torch.bfloat16: 3e-2}[dtype]
+    torch.testing.assert_close(results[0][1].double(), results[1][1], rtol=close, atol=close)
+
+
+@each_kind
+def test_values_are_the_estimator_s_and_weights_sum_to_one(kind):
+    x = make((7, 3, 5, 4)).double().requires_grad_()
+    estimator = medbn.estimators.get(kind)
+    stand_in = medbn.gradients.smooth(estimator, 0.5)
+    assert stand_in == medbn.gradients.smooth(estimator, 0.5)
+    assert medbn.gradients.softness(stand_in, kind) == 0.5
+    assert medbn.gradients.softness(estimator, kind) is None
+    for valid in (None, torch.arange(7) != 2):
+        centre, variance = stand_in(x, valid)
+        torch.testing.assert_close([centre, variance], list(estimator(x, valid)))
+        (slope,) = torch.autograd.grad(centre.sum(), x, retain_graph=True)
+        torch.testing.assert_close(slope.sum(dim=(0, 2, 3)), torch.ones(3).double())
+        (slope,) = torch.autograd.grad(variance.sum(), x)  # the variance does not change when all values move
+        torch.testing.assert_close(slope.sum(dim=(0, 2, 3)), torch.zeros(3).double(), rtol=0.0, atol=1e-10)
+        assert valid is None or not slope[2].any()
+
+
+def test_the_weights_of_a_median_are_gaussian():
+    x = make((5, 1, 3, 3)).double().requires_grad_()
+    centre, _ = medbn.gradients.smooth(medbn.estimators.get("mad"), 0.7)(x)
+    middle = x.detach().median()
+    mad = (x.detach() - middle).abs().median()
+    e = torch.exp(-0.5 * ((x.detach() - middle) / (0.7 * 1.4826 * mad)).square())
+    torch.testing.assert_close(torch.autograd.grad(centre.sum(), x)[0], e / e.sum())
+
+
+@needs_c
+def test_the_fast_path_is_taken_for_its_own_stand_in_only(monkeypatch):
+    x = make((6, 3, 4, 4))
+    median, images, mean = (medbn.estimators.get(name) for name in ("median", "image_median", "mean"))
+
+    def fused(estimator, backward):
+        return medbn.functional.fused(x, None, None, estimator, 1e-5, backward=backward)
+
+    assert fused(median, medbn.gradients.smooth(median)) is not None
+    assert fused(median, medbn.gradients.smooth(images)) is None
+    assert fused(images, medbn.gradients.smooth(median)) is None
+    assert fused(images, medbn.gradients.smooth(mean)) is not None
+    monkeypatch.setattr(medbn.estimators, "_registry", dict(medbn.estimators._registry))
+    medbn.estimators.register("image_median", replace=True)(lambda x, valid: (x.mean((0, 2, 3)), x.var((0, 2, 3))))
+    own = medbn.estimators.get("image_median")
+    assert medbn.gradients.smooth(own).function.kind == "median"
+    assert fused(own, medbn.gradients.smooth(own)) is None
+
+
+@needs_c
+def test_second_derivatives():
+    for kind in dispatch.KINDS["c"]:
+        saved = []
+        for dtype in (torch.float32, torch.float64):
+            x = make((6, 3, 4, 4)).to(dtype).requires_grad_()
+            layer = medbn.RobustBatchNorm2d(3, estimator=kind, dtype=dtype).eval()
+            with medbn.backward_through(layer, medbn.gradients.get("smooth")):
+                (first,) = torch.autograd.grad(layer(x).pow(3).sum(), x, create_graph=True)
+            saved.append(torch.autograd.grad(first.square().sum(), x)[0].double())
+        torch.testing.assert_close(*saved, rtol=1e-3, atol=1e-3 * saved[1].abs().max().item())
+
+
+@pytest.mark.gpu
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode")
+@each_kind
+def test_a_cuda_graph_can_be_captured_and_nobody_waits(kind):
+    x = make((200, 64, 16, 16), "cuda").requires_grad_()
+    g = torch.randn_like(x)
+    assert kernels.selected(x, kind) == "triton"
+    layer = medbn.RobustBatchNorm2d(64, estimator=kind, device="cuda").eval()
+
+    def step():
+        with medbn.backward_through(layer, medbn.gradients.get("smooth")):
+            return torch.autograd.grad(layer(x), x, g)[0]
+
+    expected = step()
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        again = step()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert torch.equal(again, expected)
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        step()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        result = step()
+    graph.replay()
+    torch.cuda.synchronize()
+    assert torch.equal(result, expected)

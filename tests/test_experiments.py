@@ -1,0 +1,101 @@
+"""The scripts of ``experiments/`` answer ordinary mistakes as the command line does: with one line and exit code 2."""
+
+from __future__ import annotations
+
+import json
+import runpy
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from medbn import estimators
+
+FOLDER = Path(__file__).parents[1] / "experiments"
+
+
+@pytest.fixture(autouse=True)
+def _alone(tmp_path, monkeypatch):
+    """No data, a folder of their own, and no estimator that outlives the test."""
+    monkeypatch.setenv("MEDBN_DATA", str(tmp_path / "data"))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(FOLDER)
+    before = estimators.available()
+    yield
+    for name in set(estimators.available()) - set(before):
+        estimators.unregister(name)
+
+
+def run(monkeypatch, script: str, *arguments: str) -> object:
+    """What a script exits with."""
+    monkeypatch.setattr(sys, "argv", [script, *arguments])
+    with pytest.raises(SystemExit) as stop:
+        runpy.run_path(str(FOLDER / script), run_name="__main__")
+    return stop.value.code
+
+
+TRAIN = "medbn train resnet26 --data cifar10 --out "
+
+
+@pytest.mark.parametrize(
+    ("command", "message"),
+    [
+        ("reproduce.py", "medbn data make cifar10-c"),
+        ("reproduce.py priors --smoke --estimators image_medain", "Did you mean 'image_median'"),
+        ("reproduce.py --jobs 0", "whole number from 1"),
+        ("reproduce.py --gradients exakt", "invalid choice"),
+        ("rejected_estimators.py --cifar", TRAIN),
+        ("shifting_stream.py", TRAIN),
+        ("shifting_stream.py --batches 0", "whole number from 1"),
+        ("plain_torch_check.py", TRAIN),
+        ("cuda_graph_attack.py --method tint --device cpu", "--method takes tebn, tent"),
+    ],
+)
+def test_mistakes_are_one_line_and_exit_2(command, message, monkeypatch, capsys, tmp_path):
+    assert run(monkeypatch, *command.split()) == 2
+    printed = capsys.readouterr()
+    assert message in printed.err
+    assert printed.err.startswith(command.split()[0])
+    assert printed.err.count("\n") == 1
+    assert printed.out == ""
+    if message is TRAIN:
+        assert str(tmp_path / "data" / "models" / "resnet26-cifar10.safetensors") in printed.err
+
+
+@pytest.mark.parametrize(
+    ("script", "parts"),
+    [("reproduce.py", ["default: cifar10-c.db"]), ("rejected_estimators.py", ["image_winsorised", "image_within"])],
+)
+def test_help_says_what_there_is(script, parts, monkeypatch, capsys):
+    assert run(monkeypatch, script, "--help") == 0
+    printed = capsys.readouterr().out
+    for part in parts:
+        assert part in printed
+
+
+def test_there_is_no_fifth_of_four_batches():
+    averaged = runpy.run_path(str(FOLDER / "shifting_stream.py"))["averaged"]
+    table = torch.arange(12.0).view(2, 6)
+    assert averaged(table) == {"all": 5.5, "first": 3.0, "fifth": 7.0, "last": 8.0}
+    assert averaged(table[:, :4]) == {"all": 4.5, "first": 3.0, "fifth": None, "last": 6.0}
+
+
+def test_serving_times_what_it_serves(monkeypatch, capsys, tmp_path):
+    tiny = "--device cpu --model resnet-small --images 2 --size 16 --rounds 2 --json x.json"
+    assert run(monkeypatch, "serving_speed.py", *tiny.split()) == 0
+    assert "past    image_median@0.5" in capsys.readouterr().out
+    rows = json.loads((tmp_path / "x.json").read_text())["rows"]
+    assert len(rows) == 6
+    assert all(row["ratio"] > 0 and len(row["seconds"]) == 2 for row in rows)
+
+
+def test_images_that_come_alone_move_past_as_little_as_others(monkeypatch, capsys):
+    assert run(monkeypatch, "single_image_poisoning.py") == 0
+    rows = [line.split() for line in capsys.readouterr().out.splitlines()[2:]]
+    for method, _, before, alone, padded, among, *_ in rows:
+        moved = [int(after) - int(before) for after in (alone, padded, among)]
+        if method == "past":
+            assert max(moved) <= 5  # of 150; CPUs differ
+        else:
+            assert min(moved[:2]) > 20  # which weighs calls
