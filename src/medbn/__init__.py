@@ -8,6 +8,7 @@ import medbn
 """
 
 from . import attacks, estimators, functional, medians, methods, policies
+from ._version import __version__
 from .convert import convert, register_tail, revert
 from .hooks import backward_through, observe
 from .layers import (
@@ -20,8 +21,6 @@ from .layers import (
     RobustBatchNorm3d,
 )
 from .methods import adapt
-
-__version__ = "0.1.0"
 
 __all__ = [
     "MedBatchNorm1d",

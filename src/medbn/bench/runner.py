@@ -21,7 +21,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from .. import __version__, data, estimators, methods, models
+from .. import data, estimators, methods, models
+from .._version import __version__
 from ..attacks import Cumulative, Instant, Outcome, Targeted
 from ..data import Dataset
 from ..methods._call import extract_logits

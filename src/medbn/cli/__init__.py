@@ -14,7 +14,7 @@ import sys
 from collections.abc import Callable
 from typing import NoReturn
 
-from .. import __version__
+from .._version import __version__
 
 ORDER = ("demo", "run", "recipes", "report", "data", "train", "speed")
 

@@ -55,8 +55,9 @@ def run(options: argparse.Namespace) -> None:
     """Measure part after part; what is measured is printed and kept, however it ends."""
     import torch
 
-    from .. import __version__, speed
+    from .. import speed
     from .._errors import unknown_name
+    from .._version import __version__
 
     parts = list(dict.fromkeys(options.parts or speed.PARTS))
     for part in parts:

@@ -38,7 +38,8 @@ def run(options: argparse.Namespace) -> None:
     """Train and save."""
     import torch
 
-    from .. import __version__, data, models, training
+    from .. import data, models, training
+    from .._version import __version__
 
     plan = training.Plan(
         options.epochs, options.lr, options.batch_size, weight_decay=options.weight_decay, seed=options.seed
