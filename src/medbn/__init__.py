@@ -30,6 +30,7 @@ __all__ = [
     "RobustBatchNorm1d",
     "RobustBatchNorm2d",
     "RobustBatchNorm3d",
+    "__version__",
     "adapt",
     "attacks",
     "backward_through",
