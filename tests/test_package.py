@@ -45,7 +45,7 @@ def test_documented_examples_hold(module):
     assert results.failed == 0
 
 
-@pytest.mark.parametrize("document", ["README.md", "docs/data.md", "docs/bench.md"])
+@pytest.mark.parametrize("document", ["README.md", "docs/guide.md", "docs/data.md", "docs/bench.md"])
 def test_code_in_documents_runs(document, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(medbn.estimators, "_registry", dict(medbn.estimators._registry))  # what it registers ends here
