@@ -16,11 +16,9 @@ from torch import Tensor
 
 from . import kernels
 from ._errors import unknown_name
+from .kernels import MAD_TO_SIGMA
 
 Function = Callable[[Tensor, "Tensor | None"], "tuple[Tensor, Tensor]"]
-
-MAD_TO_SIGMA = 1.4826
-"""1 / Φ⁻¹(3/4): the median absolute deviation of a Gaussian, times this, is its standard deviation."""
 
 
 @dataclass(frozen=True)

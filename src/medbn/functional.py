@@ -122,16 +122,11 @@ def fused(
         batch = examine(x, estimator, None, nonfinite, backward)
         centre, variance = batch.centre, batch.variance
         if held is not None:
-            old = [s.to(centre.dtype) for s in held]
-            new = (
-                [share * s + (1.0 - share) * h for s, h in zip((centre, variance), old, strict=True)] if share else old
-            )
-            empty = torch.zeros((), dtype=torch.bool, device=x.device) if batch.counted is None else batch.counted == 0
-            centre, variance = (torch.where(empty, h, s) for h, s in zip(old, new, strict=True))
+            centre, variance = kernels.mix((centre, variance), held, share, batch.counted)
         return batch.mark(normalise(batch.x, centre, variance, weight, bias, eps))
 
-    mean = backward is not None and softness is None
-    spec = kernels.Spec(kind, share, eps, mean, softness)
+    gradient = "own" if backward is None else "mean" if softness is None else "smooth"
+    spec = kernels.Spec(kind, share, eps, gradient, softness or 0.0)
     return kernels.norm(x, weight, bias, held, spec, again)
 
 

@@ -14,7 +14,8 @@ from torch import Tensor
 
 from . import estimators, kernels
 from ._errors import unknown_name
-from .estimators import MAD_TO_SIGMA, Estimator
+from .estimators import Estimator
+from .kernels import MAD_TO_SIGMA
 
 StandIn = Callable[[Estimator], Estimator]
 GRADIENTS = ("exact", "straight_through", "smooth")

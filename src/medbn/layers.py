@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from . import estimators, functional, policies
+from . import estimators, functional, kernels, policies
 from .estimators import Estimator
 from .policies import Policy
 
@@ -246,18 +246,8 @@ class RobustBatchNorm(_BatchNorm):
         return mean, var
 
     def _mixed(self, batch: functional.Batch) -> tuple[Tensor, Tensor]:
-        centre, variance, weight = batch.centre, batch.variance, self._share
-        if weight == 1.0 and (batch.counted is None or self.running_mean is None):
-            return centre, variance
-        held = [s.to(centre.dtype) for s in self._held()]
-        if weight == 0.0:
-            return held[0], held[1]
-        if weight != 1.0:
-            centre, variance = (weight * b + (1.0 - weight) * h for b, h in zip((centre, variance), held, strict=True))
-        if batch.counted is not None:
-            nothing = batch.counted == 0
-            centre, variance = (torch.where(nothing, h, s) for s, h in zip((centre, variance), held, strict=True))
-        return centre, variance
+        held = self._held() if self._share != 1.0 or self.running_mean is not None else None
+        return kernels.mix((batch.centre, batch.variance), held, self._share, batch.counted)
 
     def commit(self, centre: Tensor, variance: Tensor) -> None:
         """Let one batch's statistics into the moving average of the policy ``ema``. Nothing else ever does.

@@ -7,8 +7,7 @@ from itertools import product
 import torch
 
 import medbn
-from medbn.kernels import dispatch, smooth
-from medbn.kernels.dispatch import FACTORS
+from medbn.kernels import MAD_FACTORS, dispatch, smooth
 from medbn.kernels.saved import Spec, shapes
 from medbn.kernels.triton import orchestration
 
@@ -21,8 +20,8 @@ def forward(x, name, w, b, held, share):
     if name == "image_median":
         *saved, kept = orchestration.image_forward(*given)
         return *saved, (kept,)
-    *saved, kept = orchestration.mad_forward(*given, FACTORS[name])
-    return *saved, (kept, FACTORS[name])
+    *saved, kept = orchestration.mad_forward(*given, MAD_FACTORS[name])
+    return *saved, (kept, MAD_FACTORS[name])
 
 
 def backward(name, given, more, mean=False):
@@ -55,7 +54,7 @@ def check(x, name, share=1.0, held=None, mean=False, affine=True) -> None:
         selected(x, finite, saved.centre, saved.place)
         total = (wide - centre.view(-1, *[1] * (x.dim() - 2))).transpose(0, 1).flatten(1).sum(1)
         torch.testing.assert_close(saved.deviation_sum, total, rtol=1e-4, atol=1e-4)
-    if name in FACTORS:
+    if name in MAD_FACTORS:
         mads, places = more[0]
         selected(x, finite, mads[0], places[1], saved.centre)
         assert torch.equal(places[0], saved.place)
@@ -97,7 +96,7 @@ def check_nothing(name) -> None:
 def check_whole(name) -> None:
     """What operators are made of: everything by itself in memory, in the shapes that are promised, and gradients."""
     x, g = torch.randn(2, 4, 2)
-    spec = Spec(name, 1.0, 1e-5, False)
+    spec = Spec(name, 1.0, 1e-5)
     y, saved = dispatch._gpu_forward(x, None, None, None, spec)
     sizes = [() if t is None else tuple(t.shape) for t in (saved.selected, saved.image_means, saved.slopes)]
     assert sizes == [() if shape == (0,) else shape for shape in shapes(name, *x.shape)]
@@ -113,7 +112,7 @@ def check_whole(name) -> None:
             slopes = medbn.functional.statistics(wide, "mean")
             centre, variance = map(medbn.kernels.substitute, (centre, variance), slopes)
         (expected,) = torch.autograd.grad(medbn.functional.normalise(wide, centre, variance), wide, g.double())
-        dx, *_ = dispatch._gpu_backward(g, x, None, saved, spec._replace(straight_through=mean))
+        dx, *_ = dispatch._gpu_backward(g, x, None, saved, spec._replace(backward="mean" if mean else "own"))
         torch.testing.assert_close(dx.double(), expected, rtol=1e-3, atol=1e-5)
 
 
@@ -135,7 +134,7 @@ def check_soft(name) -> None:
             x[0].view(-1)[1] = float("nan")
         finite = x.flatten(1).isfinite().all(1)
         held = (torch.randn(shape[1]), torch.rand(shape[1]) + 0.5) if kind == "mixed" else None
-        spec = Spec(name, 0.3 if held else 1.0, 1e-5, False, 0.4)
+        spec = Spec(name, 0.3 if held else 1.0, 1e-5, "smooth", 0.4)
         w = torch.randn(shape[1])
         _, saved = dispatch._gpu_forward(x, w, None, held, spec)
         dx, dw, db = smooth.gpu_backward(g, x, w, saved, spec)

@@ -8,10 +8,13 @@ differentiable functions of that, and operators for torch.compile; ``selected`` 
 from .autograd import Fused, norm
 from .dispatch import median_statistics, selected, statistics
 from .reference import (
+    MAD_FACTORS,
+    MAD_TO_SIGMA,
     image_moments,
     lower_median,
     median_absolute_deviation,
     middle_over_images,
+    mix,
     normalise,
     square_deviation,
     substitute,
@@ -22,6 +25,8 @@ from .saved import Spec
 from .smooth import median as soft_median
 
 __all__ = [
+    "MAD_FACTORS",
+    "MAD_TO_SIGMA",
     "Fused",
     "Spec",
     "image_moments",
@@ -29,6 +34,7 @@ __all__ = [
     "median_absolute_deviation",
     "median_statistics",
     "middle_over_images",
+    "mix",
     "norm",
     "normalise",
     "selected",

@@ -45,11 +45,12 @@ def norm(
     ``again`` computes the same by the reference path, for second derivatives. Held statistics have no gradients here.
     """
     if dispatch.selected(x, spec.kernel) == "reference" or (
-        spec.temperature is not None and torch.compiler.is_compiling()
+        spec.backward == "smooth" and torch.compiler.is_compiling()
     ):
         return None
     if torch.compiler.is_compiling():
-        y, table, *_, finite, counted = torch.ops.medbn.norm(x, weight, bias, *(held or (None, None)), *spec[:4])
+        mean = spec.backward == "mean"
+        y, table, *_, finite, counted = torch.ops.medbn.norm(x, weight, bias, *(held or (None, None)), *spec[:3], mean)
         return Fused(y, table[0], table[1], finite.bool(), counted[0])
     with torch.no_grad():
         w, b = (None if t is None else t.detach() for t in (weight, bias))
@@ -95,7 +96,7 @@ class _Attached(Function):
             saved = [next(slopes) if wants else None for wants in needs[:3]]
         else:
             w = None if weight is None else weight.detach()
-            backward = dispatch.backward if ctx.spec.temperature is None else smooth.backward
+            backward = smooth.backward if ctx.spec.backward == "smooth" else dispatch.backward
             d_x, d_weight, d_bias = backward(g, x.detach(), w, ctx.saved, ctx.spec)
             parameters = zip((d_weight, d_bias), (weight, bias), needs[1:3], strict=True)
             saved = [d_x, *(d.to(t.dtype) if wants else None for d, t, wants in parameters)]
@@ -131,7 +132,7 @@ def _norm(
 ) -> tuple[Tensor, ...]:
     held = None if held_centre is None or held_variance is None else (held_centre, held_variance)
     dense = _dense(x)
-    y, saved = dispatch.forward(dense, weight, bias, held, Spec(*spec))
+    y, saved = dispatch.forward(dense, weight, bias, held, _spec(*spec))
     if dense is not x:
         y = torch.empty_like(x).copy_(y)
     table = torch.stack((saved.centre, saved.variance, saved.used_centre, saved.inverse_std))
@@ -166,8 +167,12 @@ def _norm_backward(
     centre, variance, used, scale = table.unbind()
     saved = Saved(centre, variance, used, scale, deviation, chosen, *images, *masks)
     dense = _dense(x)
-    dx, d_weight, d_bias = dispatch.backward(g, dense, weight, saved, Spec(*spec))
+    dx, d_weight, d_bias = dispatch.backward(g, dense, weight, saved, _spec(*spec))
     return dx if dense is x else torch.empty_like(x).copy_(dx), torch.stack((d_weight, d_bias))
+
+
+def _spec(kernel: str, batch_weight: float, eps: float, mean: bool) -> Spec:
+    return Spec(kernel, batch_weight, eps, "mean" if mean else "own")
 
 
 def _dense(x: Tensor) -> Tensor:

@@ -24,10 +24,9 @@ from torch import Tensor
 from .._errors import unknown_name
 from . import reference
 from .c import binding, orchestration
+from .reference import MAD_FACTORS
 from .saved import Saved, Spec
 
-FACTORS = {"mad": 1.0, "mad_scaled": 1.4826**2}
-"""How many times the squared MAD the variance is."""
 PATHS = ("auto", "reference", "c", "triton")
 KINDS = {"c": ("median", "image_median"), "triton": ("median", "mad", "mad_scaled", "image_median")}
 # MADs are small, and what stands beside them is amplified: on a CPU, where the torch path is nearly as fast, padding
@@ -118,7 +117,7 @@ def statistics(x: Tensor, kind: str, valid: Tensor | None = None) -> tuple[Tenso
         return None
     if path == "c":
         return orchestration.statistics(x, kind)
-    _, saved = _gpu_forward(x, None, None, None, Spec(kind, 1.0, 0.0, False))
+    _, saved = _gpu_forward(x, None, None, None, Spec(kind, 1.0, 0.0))
     return saved.centre, saved.variance
 
 
@@ -165,7 +164,7 @@ def _gpu_forward(
         y, saved, used, scale = module.forward(dense, *given)
         chosen = saved.place
     else:
-        y, saved, used, scale, (slopes, chosen) = module.mad_forward(dense, *given, FACTORS[spec.kernel])
+        y, saved, used, scale, (slopes, chosen) = module.mad_forward(dense, *given, MAD_FACTORS[spec.kernel])
     if dense is not x:
         y = torch.empty_like(x).copy_(y)
     kept = (used, scale, saved.deviation_sum, chosen, means, slopes, saved.finite, saved.finite_count, withins)
@@ -182,11 +181,11 @@ def _gpu_backward(
     )
     dense = module.dense(x)
     given = (g, dense, weight, known, saved.used_centre, saved.inverse_std, spec.batch_weight)
-    if saved.slopes is None or spec.straight_through:
-        dx, d_weight, d_bias = module.backward(*given, spec.straight_through)
+    if saved.slopes is None or spec.backward == "mean":
+        dx, d_weight, d_bias = module.backward(*given, spec.backward == "mean")
     elif saved.image_means is None:
         kept = module.Deviations(saved.slopes, saved.selected)
-        dx, d_weight, d_bias = module.mad_backward(*given, kept, FACTORS[spec.kernel])
+        dx, d_weight, d_bias = module.mad_backward(*given, kept, MAD_FACTORS[spec.kernel])
     else:
         kept = module.Images(saved.image_means, saved.selected, saved.slopes, saved.image_variances)
         dx, d_weight, d_bias = module.image_backward(*given, kept)

@@ -14,6 +14,11 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
+MAD_TO_SIGMA = 1.4826
+"""1 / Φ⁻¹(3/4): the median absolute deviation (MAD) of a Gaussian, times this, is its standard deviation."""
+MAD_FACTORS = {"mad": 1.0, "mad_scaled": MAD_TO_SIGMA**2}
+"""For each estimator built on the MAD: its variance, divided by the squared MAD."""
+
 
 def working_dtype(x: Tensor) -> torch.dtype:
     """The dtype statistics are computed in: float32 for anything narrower, else the input's own."""
@@ -276,6 +281,39 @@ class _Normalise(Function):
         d_centre, d_variance = -scale * d_bias, -0.5 * scale * inverse_std * d_weight
         wanted = ctx.needs_input_grad
         return d_x, d_centre, d_variance, d_weight if wanted[3] else None, d_bias if wanted[4] else None, None
+
+
+# --- mixing with running statistics ---------------------------------------------------------------------------------
+
+
+def mix(
+    batch: tuple[Tensor, Tensor],
+    running: tuple[Tensor, Tensor] | None,
+    batch_weight: float,
+    counted: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Return the centre and the variance to normalise with: ``batch_weight · batch + (1 − batch_weight) · running``.
+
+    Args:
+        batch: centre and variance of the batch, ``(C,)`` each.
+        running: centre and variance to mix with; None for the batch's alone.
+        batch_weight: the weight of the batch's statistics.
+        counted: the number of images that ``batch`` was estimated from, a scalar tensor; where it is 0, the running
+            statistics are used alone. None if it cannot be 0.
+    """
+    if running is None or (batch_weight == 1.0 and counted is None):
+        return batch
+    old_centre, old_variance = (s.to(batch[0].dtype) for s in running)
+    if batch_weight == 0.0:  # not a sum: 0 times an infinite statistic is NaN
+        return old_centre, old_variance
+    centre, variance = batch
+    if batch_weight != 1.0:
+        centre = batch_weight * centre + (1.0 - batch_weight) * old_centre
+        variance = batch_weight * variance + (1.0 - batch_weight) * old_variance
+    if counted is None:
+        return centre, variance
+    empty = counted == 0
+    return torch.where(empty, old_centre, centre), torch.where(empty, old_variance, variance)
 
 
 # --- one value forward, another backward ----------------------------------------------------------------------------

@@ -8,17 +8,17 @@ from torch import Tensor
 
 
 class Spec(NamedTuple):
-    """What is to be computed, beside the tensors."""
+    """What a kernel computes: its arguments that are not tensors."""
 
     kernel: str
-    """The estimator's name."""
+    """Which statistics: ``"median"``, ``"mad"``, ``"mad_scaled"`` or ``"image_median"``."""
     batch_weight: float
-    """The weight of the batch's statistics; the held ones have the rest."""
+    """The weight of the batch's statistics; the running statistics have the rest."""
     eps: float
-    straight_through: bool
-    """Whether gradients are those of the mean's statistics."""
-    temperature: float | None = None
-    """How soft medians are backward, in standard deviations; None for their own gradient. See ``soft``."""
+    backward: str = "own"
+    """Whose gradient the statistics have: ``"own"``, ``"mean"`` (that of mean and variance) or ``"smooth"``."""
+    temperature: float = 0.0
+    """The width of ``"smooth"`` gradients, in standard deviations; see ``smooth.py``."""
 
 
 class Saved(NamedTuple):

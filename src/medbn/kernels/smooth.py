@@ -15,7 +15,7 @@ from torch import Tensor
 
 from . import dispatch, reference
 from .c import binding, orchestration
-from .c.orchestration import MAD_TO_SIGMA
+from .reference import MAD_FACTORS, MAD_TO_SIGMA
 from .saved import Saved, Spec
 
 _HALF = 0.5**0.5
@@ -122,7 +122,7 @@ def _add_mad(dx: Tensor, x: Tensor, d_centre: Tensor, d_variance: Tensor, saved:
     away = _gauss(torch.abs(distance, out=torch.empty_like(distance)).sub_(_wide(edge, x)))
     total = away.sum(dim=_axes(x))
     away.copysign_(distance).masked_fill_(distance == 0, 0.0)  # times the sign, without an activation of signs
-    each = _known(_product(d_variance, 2.0 * dispatch.FACTORS[spec.kernel] * mad) / total)
+    each = _known(_product(d_variance, 2.0 * MAD_FACTORS[spec.kernel] * mad) / total)
     fall = each * away.sum(dim=_axes(x))
     dx.addcmul_(away, _wide(each, x))
     del away
@@ -146,7 +146,6 @@ def _to_images(
     """For medians over images: the slope in x − centre and the shift of each image, ``(B, C)``."""
     assert saved.image_means is not None
     assert saved.image_variances is not None
-    assert spec.temperature is not None
     largest = torch.finfo(saved.image_means.dtype).max
     away = saved.image_means - saved.centre
     withins = saved.image_variances.masked_fill(saved.image_means.isinf(), torch.inf)
@@ -183,7 +182,6 @@ def _distances(x: Tensor, saved: Saved, inverse: Tensor) -> Tensor:
 
 def _inverse(sigma: Tensor, spec: Spec) -> Tensor:
     """1 / (√2 · scale): never 0, which would make NaN of what is infinite."""
-    assert spec.temperature is not None
     tiny = torch.finfo(sigma.dtype).tiny
     return (_HALF / (spec.temperature * sigma + tiny)).nan_to_num_(1.0).clamp_(min=tiny)
 

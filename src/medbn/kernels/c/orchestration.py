@@ -11,10 +11,10 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from ..reference import MAD_TO_SIGMA, mix
 from ..saved import Saved, Spec, shapes
 from . import binding
 
-MAD_TO_SIGMA = 1.4826
 Backward = Callable[[Tensor, Tensor, "Tensor | None", Saved, Spec], tuple[Tensor, Tensor, Tensor]]
 _LARGEST = torch.finfo(torch.float32).max
 
@@ -39,7 +39,7 @@ def _image_forward(
     if statistics is None:
         return None
     centre, variance, deviation, chosen, means, slopes, withins = statistics
-    used, used_variance = _mixed(centre, variance, held, spec.batch_weight)
+    used, used_variance = mix((centre, variance), held, spec.batch_weight)
     r = torch.rsqrt(used_variance + spec.eps)
     scale = r if weight is None else r * weight.float()
     y = binding.normalise(x, used, scale, torch.zeros_like(r) if bias is None else bias.float())
@@ -58,23 +58,14 @@ def statistics(x: Tensor, kind: str) -> tuple[Tensor, Tensor]:
     return nothing[0], nothing[1]
 
 
-def _mixed(centre: Tensor, variance: Tensor, held: tuple[Tensor, Tensor] | None, share: float) -> tuple[Tensor, Tensor]:
-    if held is None or share == 1.0:
-        return centre, variance
-    old_centre, old_variance = (s.to(torch.float32) for s in held)
-    if share == 0.0:  # nothing times infinity is NaN
-        return old_centre, old_variance
-    return share * centre + (1.0 - share) * old_centre, share * variance + (1.0 - share) * old_variance
-
-
 def backward(g: Tensor, x: Tensor, weight: Tensor | None, saved: Saved, spec: Spec) -> tuple[Tensor, Tensor, Tensor]:
     """The gradients of input, weight and bias."""
     if saved.finite is not None:
         return among_finite(backward, g, x, weight, saved, spec)
-    if spec.straight_through or saved.image_means is None:
+    if spec.backward == "mean" or saved.image_means is None:
         known = (saved.used_centre, saved.centre, saved.inverse_std, weight, saved.deviation_sum)
         return binding.channel_backward(
-            g, x, *known, None if spec.straight_through else saved.selected, spec.batch_weight
+            g, x, *known, None if spec.backward == "mean" else saved.selected, spec.batch_weight
         )
     sum_g, sum_gx = binding.reduce(g, x, saved.used_centre)
     rate = saved.inverse_std.double()
