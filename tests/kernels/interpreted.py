@@ -7,7 +7,7 @@ from itertools import product
 import torch
 
 import medbn
-from medbn.kernels import MAD_FACTORS, dispatch, smooth
+from medbn.kernels import MAD_FACTORS, smooth, triton
 from medbn.kernels.saved import Spec, shapes
 from medbn.kernels.triton import orchestration
 
@@ -16,7 +16,7 @@ def forward(x, name, w, b, held, share):
     """Output, what was saved, centre and scale used, and what else the backward pass wants."""
     given = (x, w, b, held, share, 1e-5)
     if name == "median":
-        return *orchestration.forward(*given), ()
+        return *orchestration.median_forward(*given), ()
     if name == "image_median":
         *saved, kept = orchestration.image_forward(*given)
         return *saved, (kept,)
@@ -26,7 +26,7 @@ def forward(x, name, w, b, held, share):
 
 def backward(name, given, more, mean=False):
     if mean or name == "median":
-        return orchestration.backward(*given, mean)
+        return orchestration.median_backward(*given, mean)
     return (orchestration.image_backward if name == "image_median" else orchestration.mad_backward)(*given, *more)
 
 
@@ -97,7 +97,7 @@ def check_whole(name) -> None:
     """What operators are made of: everything by itself in memory, in the shapes that are promised, and gradients."""
     x, g = torch.randn(2, 4, 2)
     spec = Spec(name, 1.0, 1e-5)
-    y, saved = dispatch._gpu_forward(x, None, None, None, spec)
+    y, saved = triton.forward(x, None, None, None, spec)
     sizes = [() if t is None else tuple(t.shape) for t in (saved.selected, saved.image_means, saved.slopes)]
     assert sizes == [() if shape == (0,) else shape for shape in shapes(name, *x.shape)]
     assert saved.selected.dtype == torch.int32
@@ -112,7 +112,7 @@ def check_whole(name) -> None:
             slopes = medbn.functional.statistics(wide, "mean")
             centre, variance = map(medbn.kernels.substitute, (centre, variance), slopes)
         (expected,) = torch.autograd.grad(medbn.functional.normalise(wide, centre, variance), wide, g.double())
-        dx, *_ = dispatch._gpu_backward(g, x, None, saved, spec._replace(backward="mean" if mean else "own"))
+        dx, *_ = triton.backward(g, x, None, saved, spec._replace(backward="mean" if mean else "own"))
         torch.testing.assert_close(dx.double(), expected, rtol=1e-3, atol=1e-5)
 
 
@@ -136,7 +136,7 @@ def check_soft(name) -> None:
         held = (torch.randn(shape[1]), torch.rand(shape[1]) + 0.5) if kind == "mixed" else None
         spec = Spec(name, 0.3 if held else 1.0, 1e-5, "smooth", 0.4)
         w = torch.randn(shape[1])
-        _, saved = dispatch._gpu_forward(x, w, None, held, spec)
+        _, saved = triton.forward(x, w, None, held, spec)
         dx, dw, db = smooth.gpu_backward(g, x, w, saved, spec)
         assert dx.stride() == x.stride()
         assert (dx[~finite] == 0).all()
@@ -155,12 +155,12 @@ def check_soft(name) -> None:
         torch.testing.assert_close(db.double(), g[finite].double().transpose(0, 1).flatten(1).sum(1))
     x, g = torch.randn(2, 7, 3, 4, 4)
     x[1, :, ::2] = 1e30
-    _, saved = dispatch._gpu_forward(x, None, None, None, spec)
+    _, saved = triton.forward(x, None, None, None, spec)
     assert smooth.gpu_backward(g, x, None, saved, spec)[0].isfinite().all()
     x = torch.randn(7, 3, 4, 4)
     halves = [t.bfloat16() for t in (x, g)]
     (dx, *_), (exact, *_) = (
-        smooth.gpu_backward(b, a, None, dispatch._gpu_forward(a, None, None, None, spec)[1], spec)
+        smooth.gpu_backward(b, a, None, triton.forward(a, None, None, None, spec)[1], spec)
         for a, b in (halves, [t.float() for t in halves])
     )
     assert dx.dtype == torch.bfloat16
@@ -225,7 +225,7 @@ def main() -> None:
     orchestration.plan.cache_clear()
     check_grey(last=False)
     check_grey(last=True)
-    for name in dispatch.KINDS["triton"]:
+    for name in triton.KERNELS:
         check_whole(name)
         check_soft(name)
     print("all agree")

@@ -11,18 +11,17 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 import medbn
 from medbn import kernels
-from medbn.kernels import dispatch
-from medbn.kernels.c import binding
+from medbn.kernels import c, dispatch, triton
 
-needs_c = pytest.mark.skipif(not binding.available(), reason="the C kernels are not built")
+needs_c = pytest.mark.skipif(not c.available(), reason="the C kernels are not built")
 DEVICES = [pytest.param("cpu", marks=needs_c), pytest.param("cuda", marks=pytest.mark.gpu)]
 on_devices = pytest.mark.parametrize("device", DEVICES)
 FAST = [
-    *(pytest.param("cpu", kind, marks=needs_c) for kind in dispatch.KINDS["c"]),
-    *(pytest.param("cuda", kind, marks=pytest.mark.gpu) for kind in dispatch.KINDS["triton"]),
+    *(pytest.param("cpu", kind, marks=needs_c) for kind in c.KERNELS),
+    *(pytest.param("cuda", kind, marks=pytest.mark.gpu) for kind in triton.KERNELS),
 ]
 each_fast = pytest.mark.parametrize(("device", "kind"), FAST)
-each_kind = pytest.mark.parametrize("kind", dispatch.KINDS["c"])
+each_kind = pytest.mark.parametrize("kind", c.KERNELS)
 needs_compiler = pytest.mark.skipif(not (shutil.which("g++") or shutil.which("clang++")), reason="no C++ compiler")
 # Older versions of torch cannot tell compile from export, and compile the reference path.
 pytestmark = pytest.mark.skipif(not hasattr(torch.compiler, "is_exporting"), reason="torch is too old")
@@ -92,7 +91,7 @@ def test_any_strides_will_do(kind):
     wide = torch.randn(6, 3, 5, 8)
     wide[..., ::2] = given[0]
     strange = [wide[..., ::2], *given[1:]]
-    assert not binding.supported(strange[0])
+    assert not c.supported(strange[0])
     torch.testing.assert_close(torch.ops.medbn.norm(*strange), expected)
     with FakeTensorMode(allow_non_fake_inputs=True) as mode:
         fake = torch.ops.medbn.norm(mode.from_tensor(strange[0]), *strange[1:])

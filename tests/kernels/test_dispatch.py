@@ -12,15 +12,14 @@ import torch
 
 import medbn
 from medbn import kernels
-from medbn.kernels import dispatch
-from medbn.kernels.c import binding
+from medbn.kernels import c, triton
 
-KINDS = dispatch.KINDS["triton"]
+KINDS = triton.KERNELS
 SHAPES = [(8, 5, 7, 7), (33, 16, 4, 4), (5, 3), (6, 4, 9), (1, 2, 3, 3), (4, 3, 2, 3, 2), (40, 17, 5, 5)]
-needs_c = pytest.mark.skipif(not binding.available(), reason="the C kernels are not built")
+needs_c = pytest.mark.skipif(not c.available(), reason="the C kernels are not built")
 FAST = [
-    *(pytest.param("cpu", kind, marks=needs_c) for kind in dispatch.KINDS["c"]),
-    *(pytest.param("cuda", kind, marks=pytest.mark.gpu) for kind in dispatch.KINDS["triton"]),
+    *(pytest.param("cpu", kind, marks=needs_c) for kind in c.KERNELS),
+    *(pytest.param("cuda", kind, marks=pytest.mark.gpu) for kind in triton.KERNELS),
 ]
 each_fast = pytest.mark.parametrize(("device", "estimator"), FAST)
 DEVICES = [pytest.param("cpu", marks=needs_c), pytest.param("cuda", marks=pytest.mark.gpu)]
@@ -206,7 +205,7 @@ def test_the_choice_is_visible_and_can_be_forced(monkeypatch):
 
 
 def test_without_the_library_everything_runs(monkeypatch):
-    monkeypatch.setattr(binding, "available", lambda: False)
+    monkeypatch.setattr(c, "available", lambda: False)
     x = torch.randn(4, 3, 5, 5)
     assert kernels.selected(x) == "reference"
     assert medbn.functional.robust_norm(x).shape == x.shape
@@ -225,15 +224,15 @@ def test_users_estimators_take_the_reference_path(monkeypatch):
 
 def test_a_triton_that_does_not_load_is_one_warning(monkeypatch):
     monkeypatch.setitem(sys.modules, "medbn.kernels.triton.orchestration", None)
-    dispatch._gpu.cache_clear()
+    triton._load.cache_clear()
     try:
         with pytest.warns(UserWarning, match="GPU kernels are off"):
-            assert dispatch._gpu() is None
+            assert not triton.available()
         with warnings.catch_warnings():
             warnings.simplefilter("error")
-            assert dispatch._gpu() is None
+            assert not triton.available()
     finally:
-        dispatch._gpu.cache_clear()
+        triton._load.cache_clear()
 
 
 def test_triton_through_its_interpreter():

@@ -7,16 +7,15 @@ import torch
 
 import medbn
 from medbn import kernels
-from medbn.kernels import dispatch, smooth
-from medbn.kernels.c import binding
+from medbn.kernels import c, smooth, triton
 
-needs_c = pytest.mark.skipif(not binding.available(), reason="the C kernels are not built")
+needs_c = pytest.mark.skipif(not c.available(), reason="the C kernels are not built")
 FAST = [
-    *(pytest.param("cpu", kind, marks=needs_c) for kind in dispatch.KINDS["c"]),
-    *(pytest.param("cuda", kind, marks=pytest.mark.gpu) for kind in dispatch.KINDS["triton"]),
+    *(pytest.param("cpu", kind, marks=needs_c) for kind in c.KERNELS),
+    *(pytest.param("cuda", kind, marks=pytest.mark.gpu) for kind in triton.KERNELS),
 ]
 each_fast = pytest.mark.parametrize(("device", "kind"), FAST)
-each_kind = pytest.mark.parametrize("kind", dispatch.KINDS["triton"])
+each_kind = pytest.mark.parametrize("kind", triton.KERNELS)
 SHAPES = [(8, 5, 7, 7), (33, 16, 4, 4), (5, 3), (6, 4, 9), (1, 2, 3, 3), (4, 3, 2, 3, 2), (2, 1, 1, 1), (40, 17, 5, 5)]
 
 
@@ -169,7 +168,7 @@ def test_the_fast_path_is_taken_for_its_own_stand_in_only(monkeypatch):
 
 @needs_c
 def test_second_derivatives():
-    for kind in dispatch.KINDS["c"]:
+    for kind in c.KERNELS:
         saved = []
         for dtype in (torch.float32, torch.float64):
             x = make((6, 3, 4, 4)).to(dtype).requires_grad_()

@@ -15,8 +15,7 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from . import dispatch, smooth
-from .c import binding
+from . import c, dispatch, smooth
 from .saved import Saved, Spec, shapes
 
 
@@ -177,7 +176,7 @@ def _spec(kernel: str, batch_weight: float, eps: float, mean: bool) -> Spec:
 
 def _dense(x: Tensor) -> Tensor:
     """Strides that the kernels take; while a program is compiled nobody asks for these."""
-    return x if x.is_cuda or binding.supported(x) else x.resolve_neg().contiguous()
+    return x if x.is_cuda else c.dense(x)
 
 
 def _norm_shapes(

@@ -13,8 +13,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from . import dispatch, reference
-from .c import binding, orchestration
+from . import c, reference, triton
 from .reference import MAD_FACTORS, MAD_TO_SIGMA
 from .saved import Saved, Spec
 
@@ -56,17 +55,17 @@ def cpu_backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """On a CPU: what is a slope and a shift per channel or image goes into the pass that writes the gradient."""
     if saved.finite is not None:
-        return orchestration.among_finite(cpu_backward, g, x, weight, saved, spec)
-    sum_g, sum_gx = binding.reduce(g, x, saved.used_centre)
+        return c.among_finite(cpu_backward, g, x, weight, saved, spec)
+    sum_g, sum_gx = c.reduce(g, x, saved.used_centre)
     rate = saved.inverse_std.double()
     gain = rate * sum_gx
     along, d_centre, d_variance = _to_statistics(sum_g, gain, rate, weight, spec.batch_weight)
     if spec.kernel == "image_median":
         slope, shift = _to_images(d_centre.float(), d_variance.float(), saved, spec, _size(x), None)
-        dx = binding.combine(g, x, saved.centre, along.float(), slope, shift)
+        dx = c.combine(g, x, saved.centre, along.float(), slope, shift)
     else:
         slope, extra = _to_values(d_centre, d_variance, saved, x.numel() // x.shape[1])
-        dx = binding.combine(g, x, saved.centre, along.float(), slope.float(), torch.zeros_like(saved.centre))
+        dx = c.combine(g, x, saved.centre, along.float(), slope.float(), torch.zeros_like(saved.centre))
         _add_median(dx, x, extra.float(), saved, spec)
     return dx, gain.float(), sum_g.float()
 
@@ -78,9 +77,9 @@ def gpu_backward(
     assert saved.finite_count is not None
     if spec.kernel == "median":  # all but what goes to the place of the median: there is none
         nowhere = saved._replace(selected=torch.full_like(saved.selected, _NOWHERE))
-        dx, gain, sum_g = dispatch._gpu_backward(g, x, weight, nowhere, spec)
+        dx, gain, sum_g = triton.backward(g, x, weight, nowhere, spec)
     else:
-        dx, gain, sum_g = dispatch._gpu_backward(g, x, weight, saved, spec._replace(batch_weight=0.0))
+        dx, gain, sum_g = triton.backward(g, x, weight, saved, spec._replace(batch_weight=0.0))
     _, d_centre, d_variance = _to_statistics(sum_g, gain, saved.inverse_std, weight, spec.batch_weight)
     if spec.kernel == "median":
         _, extra = _to_values(d_centre, d_variance, saved, (saved.finite_count * _size(x)).clamp(min=1))

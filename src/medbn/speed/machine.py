@@ -12,7 +12,6 @@ from typing import Any
 import torch
 
 from .. import kernels
-from ..kernels.c import binding
 from .settings import DTYPES, Settings
 from .timing import FORCED
 
@@ -39,7 +38,7 @@ def describe(settings: Settings) -> dict[str, Any]:
             warnings.simplefilter("ignore")
             found["tf32_convolutions"] = torch.backends.cudnn.allow_tf32
     else:
-        found["instructions"] = (binding.instruction_sets() or ("none",))[-1]
+        found["instructions"] = (kernels.c.instruction_sets() or ("none",))[-1]
     return found
 
 

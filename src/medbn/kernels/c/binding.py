@@ -103,8 +103,13 @@ def _threads_of_torch() -> int | None:
 
 
 def available() -> bool:
-    """Whether the library was built and loads."""
+    """Return whether the library was built and loads."""
     return _load()[0] is not None
+
+
+# torch.compile calls this once and keeps the result. torch.compiler.assume_constant_result does this too, but imports
+# the whole compiler, which takes longer than importing everything else here.
+available._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def reason() -> str:

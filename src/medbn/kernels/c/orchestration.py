@@ -15,8 +15,27 @@ from ..reference import MAD_TO_SIGMA, mix
 from ..saved import Saved, Spec, shapes
 from . import binding
 
+KERNELS = ("median", "image_median")
+"""The estimators that are computed here.
+
+The MADs are not: they are small, and dividing by them amplifies rounding. The reference path is nearly as fast on a
+CPU, and with it padding a batch does not change the adapted parameters in their third digit.
+"""
 Backward = Callable[[Tensor, Tensor, "Tensor | None", Saved, Spec], tuple[Tensor, Tensor, Tensor]]
 _LARGEST = torch.finfo(torch.float32).max
+
+
+def supported(x: Tensor) -> bool:
+    """Return whether ``forward`` takes ``x``. A compiled program calls ``dense`` first: there, any strides will do."""
+    if not torch.compiler.is_compiling():
+        return binding.supported(x)
+    plain = x.device.type == "cpu" and x.layout is torch.strided and x.dtype is torch.float32
+    return plain and x.dim() >= 2 and 0 < x.numel() < x.shape[1] * 2**31
+
+
+def dense(x: Tensor) -> Tensor:
+    """Return ``x`` itself where the kernels can read its strides, else a contiguous copy."""
+    return x if binding.supported(x) else x.resolve_neg().contiguous()
 
 
 def forward(

@@ -24,6 +24,8 @@ import torch
 import triton
 from torch import Tensor
 
+from ..reference import MAD_FACTORS
+from ..saved import Saved, Spec
 from .images import _image_finish, _image_moments, _image_scale, _image_touch
 from .median import _bracket, _finish, _small_forward, _survey
 from .passes import _apply, _combine, _reduce, _total
@@ -151,12 +153,6 @@ def _processors(device: torch.device) -> int:
     return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 4
 
 
-def supported(x: Tensor) -> bool:
-    """Whether these kernels take this tensor."""
-    kinds = (torch.float32, torch.float16, torch.bfloat16)
-    return x.dtype in kinds and x.dim() >= 2 and x.numel() > 0 and len(x) <= 4096 and x[:, 0].numel() < 2**31 - 1
-
-
 def dense(x: Tensor) -> Tensor:
     """The tensor itself where these kernels read it as it is, else a contiguous copy."""
     forms = {4: torch.channels_last, 5: torch.channels_last_3d}
@@ -169,10 +165,58 @@ def like(g: Tensor, x: Tensor) -> Tensor:
     return g if g.stride() == x.stride() else torch.empty_like(x, dtype=g.dtype).copy_(g)
 
 
-# --- the median -------------------------------------------------------------------------------------------------------
+# --- the front door ---------------------------------------------------------------------------------------------------
 
 
 def forward(
+    x: Tensor, weight: Tensor | None, bias: Tensor | None, running: tuple[Tensor, Tensor] | None, spec: Spec
+) -> tuple[Tensor, Saved]:
+    """Normalise ``x``; return the output and what the backward pass needs."""
+    given = (weight, bias, running, spec.batch_weight, spec.eps)
+    image = dense(x)
+    means = slopes = variances = None
+    if spec.kernel == "image_median":
+        y, per_channel, used, inverse_std, (means, selected, slopes, variances) = image_forward(image, *given)
+    elif spec.kernel == "median":
+        y, per_channel, used, inverse_std = median_forward(image, *given)
+        selected = per_channel.place
+    else:
+        y, per_channel, used, inverse_std, (slopes, selected) = mad_forward(image, *given, MAD_FACTORS[spec.kernel])
+    if image is not x:
+        y = torch.empty_like(x).copy_(y)
+    centre, variance, deviation_sum, _, finite, finite_count = per_channel
+    others = (deviation_sum, selected, means, slopes, finite, finite_count, variances)
+    return y, Saved(centre, variance, used, inverse_std, *others)
+
+
+def backward(g: Tensor, x: Tensor, weight: Tensor | None, saved: Saved, spec: Spec) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the gradients of input, weight and bias; the last two in float32."""
+    assert saved.finite is not None
+    assert saved.finite_count is not None
+    place = saved.selected if saved.slopes is None else saved.selected[0]
+    per_channel = Statistics(saved.centre, saved.variance, saved.deviation_sum, place, saved.finite, saved.finite_count)
+    image = dense(x)
+    given = (g, image, weight, per_channel, saved.used_centre, saved.inverse_std, spec.batch_weight)
+    if saved.slopes is None or spec.backward == "mean":
+        dx, d_weight, d_bias = median_backward(*given, spec.backward == "mean")
+    elif saved.image_means is None:
+        dx, d_weight, d_bias = mad_backward(*given, Deviations(saved.slopes, saved.selected), MAD_FACTORS[spec.kernel])
+    else:
+        images = Images(saved.image_means, saved.selected, saved.slopes, saved.image_variances)
+        dx, d_weight, d_bias = image_backward(*given, images)
+    return dx if image is x else torch.empty_like(x).copy_(dx), d_weight, d_bias
+
+
+def statistics(x: Tensor, kernel: str) -> tuple[Tensor, Tensor]:
+    """Return the centre and the variance of each channel over the images that are finite."""
+    _, saved = forward(x, None, None, None, Spec(kernel, 1.0, 0.0))
+    return saved.centre, saved.variance
+
+
+# --- the median -------------------------------------------------------------------------------------------------------
+
+
+def median_forward(
     x: Tensor,
     weight: Tensor | None,
     bias: Tensor | None,
@@ -277,7 +321,7 @@ def _select(
     )  # fmt: skip
 
 
-def backward(
+def median_backward(
     g: Tensor,
     x: Tensor,
     weight: Tensor | None,
