@@ -216,4 +216,4 @@ def profile(candidate: Candidate, options: Any) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(cli.answer("cuda_graph_attack.py", main))
+    sys.exit(cli.run_program("cuda_graph_attack.py", main))

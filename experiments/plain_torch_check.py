@@ -17,13 +17,12 @@ from torch import Tensor
 import medbn
 from _cifar import resnet26
 from medbn import cli, data
-from medbn.cli import terminal
 
 
 def main() -> None:
     parser = cli.Parser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--corruption", default="jpeg_compression")
-    parser.add_argument("--batch", type=terminal.natural, default=1, help="its number, from 0 (default: 1)")
+    parser.add_argument("--batch", type=cli.natural_int, default=1, help="its number, from 0 (default: 1)")
     parser.add_argument("--lower", action="store_true", help="the lower of the two middle values, not their average")
     parser.add_argument("--root", type=Path, help="where datasets lie")
     options = parser.parse_args()
@@ -52,4 +51,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(cli.answer("plain_torch_check.py", main))
+    sys.exit(cli.run_program("plain_torch_check.py", main))

@@ -115,4 +115,4 @@ def described(results: bench.results.Results, estimator: str, gradients: tuple[s
 
 
 if __name__ == "__main__":
-    sys.exit(cli.answer("rejected_estimators.py", main))
+    sys.exit(cli.run_program("rejected_estimators.py", main))

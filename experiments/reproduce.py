@@ -24,7 +24,6 @@ import torch
 from medbn import bench, cli
 from medbn.bench import Event, Recipe
 from medbn.bench.recipes import GRADIENTS
-from medbn.cli import terminal
 
 DEFENCES = ("mean", "median", "image_median")
 ALL = ("source", "tebn", "tent", "eta", "eata", "sar", "sotta", "sema", "mdia")
@@ -154,11 +153,11 @@ def main() -> None:
     parser = cli.Parser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("pieces", nargs="*", metavar="PIECE", help=", ".join(PIECES))
     parser.add_argument("--store", type=Path, default=Path("cifar10-c.db"), help="default: %(default)s")
-    parser.add_argument("--minutes", type=terminal.above_zero, help="stop after this long")
-    parser.add_argument("--jobs", type=terminal.positive, default=1, help="processes (default: 1)")
+    parser.add_argument("--minutes", type=cli.positive_float, help="stop after this long")
+    parser.add_argument("--jobs", type=cli.positive_int, default=1, help="processes (default: 1)")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--batches", type=terminal.positive, help="of each stream, instead of what is reported")
-    parser.add_argument("--seeds", type=terminal.natural, nargs="+", help="of the streams: other batches and targets")
+    parser.add_argument("--batches", type=cli.positive_int, help="of each stream, instead of what is reported")
+    parser.add_argument("--seeds", type=cli.natural_int, nargs="+", help="of the streams: other batches and targets")
     parser.add_argument("--estimators", nargs="+", help="instead of all")
     parser.add_argument("--gradients", nargs="+", choices=GRADIENTS, metavar="G", help=f"of {', '.join(GRADIENTS)}")
     parser.add_argument("--smoke", action="store_true", help="on digits and a small model, in seconds")
@@ -168,7 +167,7 @@ def main() -> None:
     if wrong:
         parser.error(f"pieces are {', '.join(PIECES)}, not {wrong[0]}.")
     recipes = [_chosen(recipe, options) for name in options.pieces or PIECES for recipe in PIECES[name]]
-    place = bench.Place(device=terminal.device(options.device))
+    place = bench.Place(device=cli.choose_device(options.device))
     executor = bench.Processes(place, options.jobs) if options.jobs > 1 else None
     began, batches = time.monotonic(), 0
 
@@ -206,4 +205,4 @@ def _chosen(recipe: Recipe, options: argparse.Namespace) -> Recipe:
 
 
 if __name__ == "__main__":
-    sys.exit(cli.answer("reproduce.py", main))
+    sys.exit(cli.run_program("reproduce.py", main))

@@ -21,7 +21,6 @@ import medbn
 from medbn import cli, models
 from medbn.bench import Place
 from medbn.bench.runner import facts
-from medbn.cli import terminal
 from medbn.methods.base import Adapter
 
 SERVED: list[tuple[str, str, dict[str, Any]]] = [
@@ -37,9 +36,9 @@ SERVED: list[tuple[str, str, dict[str, Any]]] = [
 def main() -> None:
     parser = cli.Parser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--model", default="resnet26", help="a name from medbn.models.available()")
-    parser.add_argument("--images", type=terminal.positive, default=200, help="in a batch")
-    parser.add_argument("--size", type=terminal.positive, default=32, help="of an image, in pixels")
-    parser.add_argument("--rounds", type=terminal.positive, default=40)
+    parser.add_argument("--images", type=cli.positive_int, default=200, help="in a batch")
+    parser.add_argument("--size", type=cli.positive_int, default=32, help="of an image, in pixels")
+    parser.add_argument("--rounds", type=cli.positive_int, default=40)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--json", type=Path, metavar="FILE")
     options = parser.parse_args()
@@ -84,4 +83,4 @@ def _answered(adapter: Adapter, images: torch.Tensor) -> float:
 
 
 if __name__ == "__main__":
-    sys.exit(cli.answer("serving_speed.py", main))
+    sys.exit(cli.run_program("serving_speed.py", main))

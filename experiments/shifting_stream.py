@@ -25,7 +25,6 @@ from _cifar import resnet26
 from medbn import cli, data
 from medbn.bench import Place
 from medbn.bench.runner import deterministic, facts
-from medbn.cli import terminal
 from medbn.data import corruptions
 
 STREAMS: list[tuple[str, str, dict[str, Any]]] = [
@@ -45,13 +44,13 @@ STREAMS: list[tuple[str, str, dict[str, Any]]] = [
 
 def main() -> None:
     parser = cli.Parser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--batches", type=terminal.positive, nargs="+", default=[10, 50], help="of each corruption")
-    parser.add_argument("--size", type=terminal.positive, default=200, help="images in a batch")
+    parser.add_argument("--batches", type=cli.positive_int, nargs="+", default=[10, 50], help="of each corruption")
+    parser.add_argument("--size", type=cli.positive_int, default=200, help="images in a batch")
     parser.add_argument("--root", type=Path, help="where datasets lie")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--json", type=Path, metavar="FILE")
     options = parser.parse_args()
-    model = resnet26(options.root, terminal.device(options.device))
+    model = resnet26(options.root, cli.choose_device(options.device))
     place = Place(device=options.device)
     with deterministic(place):
         rows = [row for batches in options.batches for row in measured(model, batches, options)]
@@ -102,4 +101,4 @@ def averaged(table: torch.Tensor) -> dict[str, float | None]:
 
 
 if __name__ == "__main__":
-    sys.exit(cli.answer("shifting_stream.py", main))
+    sys.exit(cli.run_program("shifting_stream.py", main))

@@ -60,4 +60,4 @@ def wrong(tta: Adapter, batches: list[tuple[torch.Tensor, torch.Tensor]]) -> int
 
 
 if __name__ == "__main__":
-    sys.exit(cli.answer("single_image_poisoning.py", main))
+    sys.exit(cli.run_program("single_image_poisoning.py", main))

@@ -43,11 +43,11 @@ TRAIN = "medbn train resnet26 --data cifar10 --out "
     [
         ("reproduce.py", "medbn data make cifar10-c"),
         ("reproduce.py priors --smoke --estimators image_medain", "Did you mean 'image_median'"),
-        ("reproduce.py --jobs 0", "whole number from 1"),
+        ("reproduce.py --jobs 0", "at least 1"),
         ("reproduce.py --gradients exakt", "invalid choice"),
         ("rejected_estimators.py --cifar", TRAIN),
         ("shifting_stream.py", TRAIN),
-        ("shifting_stream.py --batches 0", "whole number from 1"),
+        ("shifting_stream.py --batches 0", "at least 1"),
         ("plain_torch_check.py", TRAIN),
         ("cuda_graph_attack.py --method tint --device cpu", "--method takes tebn, tent"),
     ],

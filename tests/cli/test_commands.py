@@ -102,15 +102,15 @@ def test_recipes_lists_everything(capsys, tmp_path):
         (["run", "demo", "--store", "{}"], "is a folder"),
         (["run", "{}/half.toml"], "not valid TOML"),
         (["run", "{}/none.toml"], "no recipe file"),
-        (["run", "demo", "--batches", "0"], "whole number from 1"),
+        (["run", "demo", "--batches", "0"], "at least 1"),
         (["run", "demo", "--methods", "tint"], "Did you mean 'tent'"),
-        (["run", "demo", "--seed", "-1"], "whole number from 0"),
+        (["run", "demo", "--seed", "-1"], "at least 0"),
         (["run", "demo", "--minutes", "0"], "number above 0"),
         (["run", "demo", "--weights", "{}/no.pt", "--store", "{}/x.db"], "/no.pt, but there is no such file"),
-        (["train", "resnet-small", "--data", "digits", "--weight-decay", "-1"], "number from 0"),
-        (["train", "resnet-small", "--data", "digits", "--weight-decay", "nan"], "number from 0"),
-        (["train", "resnet-small", "--data", "digits", "--seed", "-1"], "whole number from 0"),
-        (["run", "demo", "--device", "cuda:99"], "not usable here"),
+        (["train", "resnet-small", "--data", "digits", "--weight-decay", "-1"], "number of at least 0"),
+        (["train", "resnet-small", "--data", "digits", "--weight-decay", "nan"], "number of at least 0"),
+        (["train", "resnet-small", "--data", "digits", "--seed", "-1"], "at least 0"),
+        (["run", "demo", "--device", "cuda:99"], "cannot be used"),
         (["report", "{}/none.db"], "no store"),
         (["report", "{}/half.toml"], "not a store"),
         (["report", "{}/half.toml", "--format", "word"], "invalid choice"),
@@ -138,7 +138,7 @@ def test_wrong_input_is_one_line_and_exit_2(arguments, message, tmp_path, capsys
     [
         ("{}/none/x.html", "the folder {}/none does not exist"),
         ("{}", "{} is a folder"),
-        (os.devnull, "no ordinary file"),
+        (os.devnull, "not a regular file"),
     ],
 )
 def test_a_report_goes_nowhere_but_into_a_file(out, message, tmp_path, capsys):
@@ -147,25 +147,25 @@ def test_a_report_goes_nowhere_but_into_a_file(out, message, tmp_path, capsys):
     printed = capsys.readouterr()
     assert message.format(tmp_path) in printed.err
     assert printed.err.count("\n") == 1
-    assert not list(tmp_path.parent.glob(".*.part"))
+    assert not list(tmp_path.parent.glob(".*.partial"))
 
 
 def test_minutes_may_be_a_fraction(tmp_path, capsys):
     assert main([*RUN, "--store", str(tmp_path / "x.db"), "--minutes", "0.00001"]) == 0
-    assert "not all of it is done: 0 of 3 streams are done, 1 batches in this run." in capsys.readouterr().out
+    assert "not finished: 0 of 3 streams are done, 1 batches in this run." in capsys.readouterr().out
 
 
 def test_what_would_take_months_says_how_to_narrow_it(monkeypatch, capsys, tmp_path):
     monkeypatch.setattr("medbn.bench.time_estimate.speed", lambda device: 1e11)
     for name, narrowed in (("targeted-instant", True), ("demo", False)):
         assert main(["recipes", name, "--root", str(tmp_path), "--device", "cpu"]) == 0
-        assert ("years on cpu (estimate); narrow it with --data" in capsys.readouterr().out) is narrowed
+        assert ("years on cpu (estimate); shorten it with --data" in capsys.readouterr().out) is narrowed
 
 
 def test_unexpected_errors_name_themselves_and_where_to_look(capsys, monkeypatch):
     monkeypatch.setattr("medbn.bench.recipes.get", lambda name: {}["nothing"])
     assert main(["run", "demo"]) == 2
-    assert "KeyError: 'nothing' (MEDBN_DEBUG=1 shows where)" in capsys.readouterr().err
+    assert "KeyError: 'nothing' (MEDBN_DEBUG=1 shows" in capsys.readouterr().err
     monkeypatch.setenv("MEDBN_DEBUG", "1")
     with pytest.raises(KeyError):
         main(["run", "demo"])

@@ -136,8 +136,8 @@ def test_on_the_command_line(tmp_path, capsys):
         (["data", "info", "imagenet-c", "--root", "{}"], "medbn data fetch imagenet-c"),
         (["data"], "required: ACTION"),
         (["data", "make", "digits-c", "--size", "64"], "--size goes with --from"),
-        (["data", "make", "digits-c", "--jobs", "0"], "whole number from 1"),
-        (["data", "make", "digits-c", "--seed", "-1"], "whole number from 0"),
+        (["data", "make", "digits-c", "--jobs", "0"], "at least 1"),
+        (["data", "make", "digits-c", "--seed", "-1"], "at least 0"),
         (["data", "fetch", "digits-c", "--root", "{}"], "made, not fetched"),
     ],
 )

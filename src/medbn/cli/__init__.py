@@ -1,7 +1,10 @@
+# PYTHON_ARGCOMPLETE_OK
 """The command line: ``medbn COMMAND``.
 
-Every module of this folder that has ``add(subparsers)`` is a command. Wrong input ends with one line on stderr and exit
-code 2; ``MEDBN_DEBUG=1`` shows the traceback instead.
+Each command is the module of this folder that has its name. ``SUMMARY`` is its line in ``medbn --help``,
+``configure(parser)`` adds its arguments and ``run(options)`` runs it.
+
+Wrong input ends with one line on stderr and exit code 2; ``MEDBN_DEBUG=1`` shows the traceback instead.
 """
 
 from __future__ import annotations
@@ -9,54 +12,93 @@ from __future__ import annotations
 import argparse
 import importlib
 import os
-import pkgutil
 import sys
 from collections.abc import Callable
 from typing import NoReturn
 
 from .._version import __version__
+from ._arguments import choose_device, natural_int, non_negative_float, positive_float, positive_int
 
-ORDER = ("demo", "run", "recipes", "report", "data", "train", "speed")
+__all__ = [
+    "choose_device",
+    "main",
+    "natural_int",
+    "non_negative_float",
+    "positive_float",
+    "positive_int",
+    "run_program",
+]
+
+COMMANDS = {
+    "try it": ("demo",),
+    "run experiments": ("recipes", "run", "report"),
+    "data and models": ("data", "models", "train"),
+    "measure": ("speed",),
+}
+"""The commands by task, in the order of ``medbn --help``."""
+
+EXAMPLES = """\
+examples:
+  medbn demo                              attack a small model and see the difference
+  medbn run targeted-instant --smoke      an experiment of the paper on digits, in seconds
+  medbn report medbn.db                   show what was measured as a page
+  medbn run --help                        the options of one command, with examples"""
 
 
 class Parser(argparse.ArgumentParser):
-    """argparse, whose errors are one line."""
+    """An argument parser whose errors are one line, and whose description and examples keep their line breaks."""
+
+    def __init__(self, **options: object) -> None:
+        super().__init__(formatter_class=argparse.RawDescriptionHelpFormatter, **options)  # type: ignore[arg-type]
 
     def error(self, message: str) -> NoReturn:
-        """Say what is wrong and where to read more."""
+        """Print what is wrong and where to read more, and exit with code 2."""
         self.exit(2, f"{self.prog}: {message} (see {self.prog} --help)\n")
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Run one command and return its exit code."""
-    parser = Parser(prog="medbn", description="Test-time adaptation that a few crafted images cannot hijack.")
-    parser.add_argument("--version", action="version", version=f"medbn {__version__}")
-    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True, parser_class=Parser)
-    found = {file.name for file in pkgutil.iter_modules(__path__)}
-    for name in sorted(found, key=lambda name: ORDER.index(name) if name in ORDER else len(ORDER)):
-        module = importlib.import_module(f"{__name__}.{name}")
-        if hasattr(module, "add"):
-            module.add(commands)
     if os.getcwd() not in sys.path:
-        sys.path.insert(0, os.getcwd())  # where the module of a user's own model is looked for
+        sys.path.insert(0, os.getcwd())  # a user's own model is imported from the current folder
+    parser = build_parser()
+    _complete(parser)
 
-    def work() -> int | None:
-        chosen = parser.parse_args(arguments)
-        code: int | None = chosen.run(chosen)
+    def run_command() -> int | None:
+        options = parser.parse_args(arguments)
+        code: int | None = options.run(options)
         return code
 
-    return answer("medbn", work)
+    return run_program("medbn", run_command)
 
 
-def answer(program: str, work: Callable[[], int | None]) -> int:
-    """Do the work of a program and return its exit code; an error is one line on stderr."""
+def build_parser() -> Parser:
+    """Return the parser of all commands."""
+    modules = {name: importlib.import_module(f"{__name__}.{name}") for names in COMMANDS.values() for name in names}
+    lines = ["Test-time adaptation that a few crafted images cannot hijack."]
+    for task, names in COMMANDS.items():
+        lines += ["", f"{task}:", *(f"  {name:8}  {modules[name].SUMMARY}" for name in names)]
+    parser = Parser(
+        prog="medbn", usage="medbn [-h] [--version] COMMAND ...", description="\n".join(lines), epilog=EXAMPLES
+    )
+    parser.add_argument("--version", action="version", version=f"medbn {__version__}")
+    commands = parser.add_subparsers(metavar="COMMAND", required=True, help=argparse.SUPPRESS, prog="medbn")
+    for name, module in modules.items():
+        sentence = f"{module.SUMMARY[0].upper()}{module.SUMMARY[1:]}."
+        command = commands.add_parser(name, help=module.SUMMARY, description=sentence)
+        command.set_defaults(run=getattr(module, "run", None))
+        module.configure(command)
+    return parser
+
+
+def run_program(program: str, run: Callable[[], int | None]) -> int:
+    """Call ``run`` and return the exit code of the program; an error becomes one line on stderr and code 2."""
     try:
-        return int(work() or 0)
+        return int(run() or 0)
     except KeyboardInterrupt:
         print(f"\n{program}: stopped.", file=sys.stderr)
         return 130
     except BrokenPipeError:
-        # Whoever read our output has gone (``medbn ... | head``). Python would complain once more while closing it.
+        # The reader of our output has ended (``medbn ... | head``). Python would report it again while closing stdout.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except Exception as error:
@@ -64,6 +106,17 @@ def answer(program: str, work: Callable[[], int | None]) -> int:
             raise
         text = " ".join(str(error).split()) or type(error).__name__
         if not isinstance(error, ValueError | OSError | ImportError | RuntimeError | TypeError):
-            text = f"{type(error).__name__}: {text} (MEDBN_DEBUG=1 shows where)"
+            text = f"{type(error).__name__}: {text} (MEDBN_DEBUG=1 shows the traceback)"
         print(f"{program}: {text}", file=sys.stderr)
         return 2
+
+
+def _complete(parser: Parser) -> None:
+    """Print completions and exit if a shell asks for them (``register-python-argcomplete medbn`` activates it)."""
+    if "_ARGCOMPLETE" not in os.environ:
+        return
+    try:
+        import argcomplete
+    except ImportError:
+        return
+    argcomplete.autocomplete(parser)

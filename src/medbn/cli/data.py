@@ -1,4 +1,4 @@
-"""``medbn data``: list, fetch, make and describe datasets."""
+"""``medbn data``: list, download, corrupt and describe datasets."""
 
 from __future__ import annotations
 
@@ -8,74 +8,79 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from . import terminal
+from ._arguments import add_root, natural_int, positive_int
+from ._completion import complete, corruption_names, dataset_names
+from ._terminal import format_table, show_progress
+
+SUMMARY = "list, download, corrupt and describe datasets"
 
 
-def add(commands: Any) -> None:
-    """Describe the command."""
-    parser = commands.add_parser("data", help="list, fetch, make and describe datasets")
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Add the actions of the command, each with its arguments."""
+    parser.epilog = "examples:\n  medbn data list\n  medbn data fetch cifar10\n  medbn data make cifar10-c"
     actions = parser.add_subparsers(title="actions", metavar="ACTION", required=True)
-
-    listed = actions.add_parser("list", help="the datasets, and which of them are here")
-    _root(listed)
-    listed.set_defaults(run=show)
-
-    fetched = actions.add_parser("fetch", help="download a dataset, verify it and unpack it")
-    fetched.add_argument("name", metavar="NAME", help="a dataset of `medbn data list`")
-    fetched.add_argument("--keep", action="store_true", help="keep the archives after unpacking")
-    _root(fetched)
-    fetched.set_defaults(run=fetch)
-
-    made = actions.add_parser(
-        "make",
-        help="corrupt a dataset in the 15 ways of the benchmark",
-        description="Write 15 corruptions × 5 severities of a dataset as .npy files in the layout of CIFAR-10-C.",
-    )
-    made.add_argument("name", metavar="NAME", help="cifar10-c, cifar100-c, digits-c, or a name for --from")
-    made.add_argument("--from", dest="source", metavar="FOLDER", help="corrupt your own images: FOLDER/CLASS/IMAGE")
-    made.add_argument(
-        "--size", type=terminal.positive, metavar="PX", help="with --from: scale and cut images to PX × PX"
-    )
-    made.add_argument("--out", metavar="FOLDER", help="where to write (default: below the root)")
-    made.add_argument("--corruptions", nargs="+", metavar="C", help="only these (default: all 15)")
-    made.add_argument("--frost", metavar="FOLDER", help="photographs of frost, or 'synthetic' for a drawn texture")
-    made.add_argument("--seed", type=terminal.natural, default=0, help="of the noise (default: 0)")
-    made.add_argument("--jobs", type=terminal.positive, help="processes (default: one per core)")
-    _root(made)
-    made.set_defaults(run=make)
-
-    described = actions.add_parser("info", help="classes, size, count and fingerprint of a dataset")
-    described.add_argument("name", metavar="NAME", help="a dataset of `medbn data list`, or a path")
-    described.add_argument("--split", default="test", choices=("train", "test"))
-    described.add_argument("--corruption", metavar="C", help="one of the 15 (see medbn data make)")
-    described.add_argument("--severity", type=int, default=5, help="1 to 5 (default: 5)")
-    _root(described)
-    described.set_defaults(run=info)
+    _configure_list(actions.add_parser("list", help="list the datasets, and which of them are on this machine"))
+    _configure_fetch(actions.add_parser("fetch", help="download a dataset, verify it and unpack it"))
+    _configure_make(actions.add_parser("make", help="corrupt a dataset in the 15 ways of the benchmark"))
+    _configure_info(actions.add_parser("info", help="show classes, size, number of images and fingerprint"))
 
 
-def _root(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--root", metavar="FOLDER", help="where datasets lie (default: $MEDBN_DATA, or the cache folder)"
-    )
+def _configure_list(parser: argparse.ArgumentParser) -> None:
+    add_root(parser)
+    parser.set_defaults(run=list_datasets)
 
 
-def show(options: argparse.Namespace) -> None:
-    """Print what there is."""
+def _configure_fetch(parser: argparse.ArgumentParser) -> None:
+    complete(parser.add_argument("name", metavar="NAME", help="a dataset of `medbn data list`"), dataset_names)
+    parser.add_argument("--keep", action="store_true", help="keep the archives after unpacking")
+    add_root(parser)
+    parser.set_defaults(run=fetch)
+
+
+def _configure_make(parser: argparse.ArgumentParser) -> None:
+    parser.description = "Write 15 corruptions × 5 severities of a dataset as .npy files in the layout of CIFAR-10-C."
+    parser.epilog = "examples:\n  medbn data make cifar10-c\n  medbn data make photos-c --from photos --size 224"
+    name = parser.add_argument("name", metavar="NAME", help="cifar10-c, cifar100-c, digits-c, or a name for --from")
+    complete(name, dataset_names)
+    parser.add_argument("--from", dest="source", metavar="FOLDER", help="corrupt your own images: FOLDER/CLASS/IMAGE")
+    parser.add_argument("--size", type=positive_int, metavar="PX", help="with --from: scale and crop images to PX × PX")
+    parser.add_argument("--out", metavar="FOLDER", help="folder to write to (default: in the folder of the datasets)")
+    corruptions = parser.add_argument("--corruptions", nargs="+", metavar="C", help="only these (default: all 15)")
+    complete(corruptions, corruption_names)
+    parser.add_argument("--frost", metavar="FOLDER", help="photographs of frost, or 'synthetic' for a drawn texture")
+    parser.add_argument("--seed", type=natural_int, default=0, help="seed of the noise (default: 0)")
+    parser.add_argument("--jobs", type=positive_int, help="processes (default: one per core)")
+    add_root(parser)
+    parser.set_defaults(run=make)
+
+
+def _configure_info(parser: argparse.ArgumentParser) -> None:
+    name = parser.add_argument("name", metavar="NAME", help="a dataset of `medbn data list`, or a path")
+    complete(name, dataset_names)
+    parser.add_argument("--split", default="test", choices=("train", "test"), help="default: test")
+    complete(parser.add_argument("--corruption", metavar="C", help="one of the 15 corruptions"), corruption_names)
+    parser.add_argument("--severity", type=int, default=5, help="1 to 5 (default: 5)")
+    add_root(parser)
+    parser.set_defaults(run=info)
+
+
+def list_datasets(options: argparse.Namespace) -> None:
+    """Print the datasets, which of them are on this machine, and what a download costs."""
     from .. import data
 
     rows = []
     for source in data.SOURCES.values():
         size = sum(archive.size or 0 for archive, _, _ in source.archives)
-        here = "here" if source.complete(options.root) else "in part" if source.present(options.root) else "-"
-        here = "ships" if source.folder is None else here
-        rows.append((source.name, here, f"{size / 1e9:.2f} GB" if size else "", source.about))
-    print(terminal.table(("name", "", "download", "what it is"), rows, right=(2,)))
+        status = "here" if source.complete(options.root) else "in part" if source.present(options.root) else "-"
+        status = "ships" if source.folder is None else status
+        rows.append((source.name, status, f"{size / 1e9:.2f} GB" if size else "", source.about))
+    print(format_table(("name", "", "download", "what it is"), rows, right=(2,)))
     print(f"\nroot: {data.find_root(options.root)}")
     print("get one: medbn data fetch NAME · corrupt one: medbn data make NAME · describe one: medbn data info NAME")
 
 
 def fetch(options: argparse.Namespace) -> None:
-    """Download, verify, unpack."""
+    """Download a dataset, verify it and unpack it."""
     from .. import data
 
     source = data.get(options.name)
@@ -85,14 +90,14 @@ def fetch(options: argparse.Namespace) -> None:
     with ExitStack() as bars:
 
         def progress(archive: Any) -> Any:
-            return bars.enter_context(terminal.bar(archive.filename, unit="bytes")).update
+            return bars.enter_context(show_progress(archive.filename, unit="bytes")).update
 
         path = data.obtain(options.name, options.root, keep=options.keep, progress=progress)
     print(f"{options.name} is in {path}")
 
 
 def make(options: argparse.Namespace) -> None:
-    """Corrupt a dataset."""
+    """Corrupt a dataset and write it as a new one."""
     from .. import data
 
     if options.source:
@@ -111,8 +116,8 @@ def make(options: argparse.Namespace) -> None:
     names = tuple(dict.fromkeys(options.corruptions or data.corruptions.NAMES))
     if "frost" in names and options.frost is None:
         _check_frost()
-    with terminal.bar(options.name) as bar:
-        made = data.make(
+    with show_progress(options.name) as bar:
+        written = data.make(
             source,
             Path(options.out) if options.out else default,
             names=names,
@@ -123,12 +128,12 @@ def make(options: argparse.Namespace) -> None:
                 names.index(name) + done / total, len(names), f"{name} ({names.index(name) + 1} of {len(names)})"
             ),
         )
-    already = f"; {len(made.found)} were there already" if made.found else ""
-    print(f"{len(made.written)} corruptions × 5 severities of {len(source):,} images in {made.folder}{already}")
+    already = f"; {len(written.found)} existed already" if written.found else ""
+    print(f"{len(written.written)} corruptions × 5 severities of {len(source):,} images in {written.folder}{already}")
 
 
 def _check_frost() -> None:
-    """Say which options help where there are no photographs of frost."""
+    """Raise an error that names the options that help if there are no photographs of frost."""
     from .. import data
 
     try:
@@ -143,16 +148,16 @@ def _check_frost() -> None:
 
 
 def info(options: argparse.Namespace) -> None:
-    """Describe a dataset."""
+    """Print the classes, size, number of images and fingerprint of a dataset."""
     from .. import data
 
     if options.corruption is None and options.name in data.SOURCES and data.get(options.name).corrupted:
         options.corruption = data.corruptions.NAMES[0]
-    found = data.load(
+    dataset = data.load(
         options.name, options.split, corruption=options.corruption, severity=options.severity, root=options.root
     )
-    channels, height, width = found.shape
-    classes = ", ".join(found.classes[:10]) + (", ..." if len(found.classes) > 10 else "")
-    print(f"name         {found.name}\nsplit        {found.split}\nimages       {len(found):,}")
+    channels, height, width = dataset.shape
+    classes = ", ".join(dataset.classes[:10]) + (", ..." if len(dataset.classes) > 10 else "")
+    print(f"name         {dataset.name}\nsplit        {dataset.split}\nimages       {len(dataset):,}")
     print(f"size         {height} × {width} px, {channels} channel{'s' if channels > 1 else ''}")
-    print(f"classes      {len(found.classes)}: {classes}\nfingerprint  {found.fingerprint}")
+    print(f"classes      {len(dataset.classes)}: {classes}\nfingerprint  {dataset.fingerprint}")

@@ -1,4 +1,4 @@
-"""``medbn demo``: the whole path in a minute, on real digits."""
+"""``medbn demo``: attack a small model on real digits and write a report, in about a minute."""
 
 from __future__ import annotations
 
@@ -8,25 +8,25 @@ import shlex
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+
+SUMMARY = "attack a small model on real digits and write a report; about a minute"
 
 
-def add(commands: Any) -> None:
-    """Describe the command."""
-    parser = commands.add_parser(
-        "demo",
-        help="attack a small model on real digits, and look at the result; about a minute",
-        description="Poison batches of real handwritten digits under three kinds of normalisation, and write a report.",
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of the command."""
+    parser.description = (
+        "Poison batches of real handwritten digits while a model adapts to them, with BatchNorm, MedBN and image_median"
+        " in turn,\nand write a report."
     )
     parser.add_argument("--full", action="store_true", help="all fifteen corruptions")
     parser.add_argument("--store", default="medbn-demo.db", metavar="FILE", help="default: medbn-demo.db")
     parser.add_argument("--device", default="cpu", help="default: cpu")
-    parser.add_argument("--quiet", action="store_true", help="only the path of the report")
-    parser.set_defaults(run=run, root=None, threads=None, jobs=1, minutes=None)
+    parser.add_argument("--quiet", action="store_true", help="print the path of the report and nothing else")
+    parser.set_defaults(root=None, threads=None, jobs=1, minutes=None)
 
 
 def run(options: argparse.Namespace) -> None:
-    """Run the recipe, write the report, say where it is."""
+    """Run the recipe ``demo``, write its report, and print where that is."""
     from .. import bench
     from ..data import corruptions
     from .report import write
@@ -38,15 +38,16 @@ def run(options: argparse.Namespace) -> None:
     attack = recipe.attacks[0]
     if not options.quiet:
         print(
-            f"Somebody owns 40 of 200 handwritten digits in a batch and crafts them, {attack.steps} steps of"
-            f" {attack.step_size * 255:.2g}/255,\nso that the other 160 are misread. Corruptions:"
+            f"An attacker owns 40 of the 200 handwritten digits in a batch and changes them, in {attack.steps} steps of"
+            f" {attack.step_size * 255:.2g}/255,\nso that the model misclassifies the other 160. Corruptions:"
             f" {', '.join(name.replace('_', ' ') for name in recipe.corruptions)}; one batch each.\n"
         )
     execute([recipe], options, shlex.join(["medbn", *sys.argv[1:]]))
     path = write(options.store, names=[recipe.name])
     assert path is not None
-    print(f"report: {_clickable(path)}")
+    print(f"report: {_link(path)}")
 
 
-def _clickable(path: Path) -> str:
+def _link(path: Path) -> str:
+    """Return a path as a terminal makes it clickable, or as it is for a program that reads our output."""
     return path.resolve().as_uri() if sys.stdout.isatty() else os.fspath(path)

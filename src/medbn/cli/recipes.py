@@ -1,30 +1,32 @@
-"""``medbn recipes``: the named experiments, what they need, and how long they would take here."""
+"""``medbn recipes``: list the experiments, what they need, and how long they would take on this machine."""
 
 from __future__ import annotations
 
 import argparse
 from typing import Any
 
-from . import terminal
+from ._arguments import add_root, choose_device
+from ._completion import complete, recipe_names
+from ._terminal import format_table
 
+SUMMARY = "list the experiments, what they need and how long they take on this machine"
 NARROWING = "--data, --methods, --limit, --batches"
-"""Options of ``medbn run``."""
+"""Options of ``medbn run`` that make a run shorter."""
 
 
-def add(commands: Any) -> None:
-    """Describe the command."""
-    parser = commands.add_parser("recipes", help="list the experiments, what they need and how long they take here")
-    parser.add_argument("name", nargs="?", metavar="RECIPE", help="describe one of them")
-    parser.add_argument("--root", metavar="FOLDER", help="where datasets lie")
-    parser.add_argument("--device", help="the device to estimate times for")
-    parser.set_defaults(run=run)
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of the command."""
+    parser.epilog = "examples:\n  medbn recipes\n  medbn recipes targeted-instant"
+    complete(parser.add_argument("name", nargs="?", metavar="RECIPE", help="describe this recipe"), recipe_names)
+    add_root(parser)
+    parser.add_argument("--device", help="estimate times for this device (default: cuda where there is one, else cpu)")
 
 
 def run(options: argparse.Namespace) -> None:
-    """Print a table, or one recipe."""
+    """Print all recipes as a table, or the description of one."""
     from ..bench import recipes, time_estimate
 
-    device = terminal.device(options.device)
+    device = choose_device(options.device)
     if options.name:
         describe(recipes.get(options.name), options, device)
         return
@@ -34,18 +36,16 @@ def run(options: argparse.Namespace) -> None:
         recipe = recipes.get(name)
         needs = " ".join(dict.fromkeys(s.data for s in recipe.settings))
         models = " ".join(dict.fromkeys(s.model for s in recipe.settings))
-        here = "ready" if not _missing(recipe, options.root) else "-"
-        took = time_estimate.spoken(time_estimate.seconds(recipe, speed))
-        rows.append((name, here, needs, models, took, recipe.about.split(":")[0]))
-    print(terminal.table(("recipe", "here", "data", "model", "time", "what"), rows))
-    print(f"\ntimes are estimates for all of it on {device}; narrow with {NARROWING}.")
-    print(
-        "one of them: medbn recipes RECIPE · run it: medbn run RECIPE · in seconds, on digits: medbn run RECIPE --smoke"
-    )
+        ready = "yes" if not _missing(recipe, options.root) else "-"
+        duration = time_estimate.spoken(time_estimate.seconds(recipe, speed))
+        rows.append((name, ready, needs, models, duration, recipe.about.split(":")[0]))
+    print(format_table(("recipe", "ready", "data", "model", "time", "what"), rows))
+    print(f"\ntimes are estimates for the whole recipe on {device}; shorten a run with {NARROWING}.")
+    print("describe one: medbn recipes RECIPE · run it: medbn run RECIPE · in seconds, on digits: ... --smoke")
 
 
 def describe(recipe: Any, options: argparse.Namespace, device: str) -> None:
-    """Print one recipe, and what is missing for it."""
+    """Print one recipe, and the commands that get what is missing for it."""
     from ..bench import time_estimate
 
     attacks = "; ".join(
@@ -70,21 +70,18 @@ def describe(recipe: Any, options: argparse.Namespace, device: str) -> None:
     ]
     width = max(len(name) for name, _ in items)
     print("\n".join(f"{name:{width}}  {value}" for name, value in [("recipe", recipe.name), *items]))
-    lacking = _missing(recipe, options.root)
-    print(f"\nready: medbn run {options.name}" if not lacking else "\nmissing:\n  " + "\n  ".join(lacking))
+    missing = _missing(recipe, options.root)
+    print(f"\nready: medbn run {options.name}" if not missing else "\nmissing:\n  " + "\n  ".join(missing))
 
 
 def _time(seconds: float, device: str) -> str:
     from ..bench import time_estimate
 
-    narrow = "" if seconds < time_estimate.LONG else f"; narrow it with {NARROWING}, or take a faster --device"
+    narrow = "" if seconds < time_estimate.LONG else f"; shorten it with {NARROWING}, or take a faster --device"
     return f"{time_estimate.spoken(seconds)} on {device} (estimate){narrow}"
 
 
 def _missing(recipe: Any, root: str | None) -> list[str]:
     from ..bench.runner import missing
 
-    found: dict[str, None] = {}
-    for setting in recipe.settings:
-        found.update(dict.fromkeys(missing(setting, recipe.methods, root)))
-    return list(found)
+    return list(dict.fromkeys(line for setting in recipe.settings for line in missing(setting, recipe.methods, root)))

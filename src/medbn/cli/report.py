@@ -1,37 +1,47 @@
-"""``medbn report``: what a store holds, as a page or for other programs."""
+"""``medbn report``: write what a store contains as a page, or in a format for other programs."""
 
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from pathlib import Path
-from typing import Any
 
-from . import terminal
+from .._files import replace_atomically
+from ._completion import complete, recipe_names
+from ._terminal import check_destination
 
+SUMMARY = "write stored results as a page, or as Markdown, LaTeX, CSV or JSON"
 SUFFIXES = {"html": ".html", "markdown": ".md", "latex": ".tex", "csv": ".csv", "json": ".json"}
 
 
-def add(commands: Any) -> None:
-    """Describe the command."""
-    parser = commands.add_parser("report", help="show results as a page, or as Markdown, LaTeX, CSV or JSON")
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of the command."""
+    parser.epilog = (
+        "examples:\n  medbn report medbn.db\n  medbn report medbn.db --recipe targeted-instant --format latex --out -"
+    )
     parser.add_argument("store", nargs="?", default="medbn.db", metavar="STORE", help="default: medbn.db")
     parser.add_argument("--format", default="html", choices=SUFFIXES, help="default: html")
-    parser.add_argument("--recipe", nargs="+", metavar="NAME", help="only these recipes of the store")
-    parser.add_argument("--out", metavar="FILE", help="default: STORE with another ending; '-' for the terminal")
-    parser.set_defaults(run=run)
+    recipes = parser.add_argument("--recipe", nargs="+", metavar="NAME", help="only these recipes of the store")
+    complete(recipes, recipe_names)
+    parser.add_argument("--out", metavar="FILE", help="default: STORE with another suffix; '-' prints the report")
 
 
 def run(options: argparse.Namespace) -> None:
-    """Write the report and say where it is."""
+    """Write the report and print its path."""
     path = write(options.store, options.format, options.recipe, options.out)
     if path is not None:
         print(path)
 
 
 def write(store: str, kind: str = "html", names: list[str] | None = None, out: str | None = None) -> Path | None:
-    """Write a report; None if it went to the terminal."""
+    """Write a report and return its path, or None if it was printed.
+
+    Args:
+        store: path of the store.
+        kind: the name of the format.
+        names: only these recipes.
+        out: path of the report, ``"-"`` to print it; by default beside the store.
+    """
     from ..bench import Store
     from ..report import FORMATS
     from ..report.build import build
@@ -44,19 +54,16 @@ def write(store: str, kind: str = "html", names: list[str] | None = None, out: s
     if out == "-":
         sys.stdout.write(text)
         return None
-    partial = path.with_name(f".{path.name}.part")
     try:
-        partial.write_text(text, encoding="utf-8")
-        os.replace(partial, path)
+        with replace_atomically(path) as partial:
+            partial.write_text(text, encoding="utf-8")
     except OSError as error:
         raise ValueError(f"cannot write {path}: {error.strerror}.") from None
-    finally:
-        partial.unlink(missing_ok=True)
     return path
 
 
 def _check(path: Path) -> None:
-    """Refuse what cannot be replaced by a report."""
-    terminal.check_destination(path)
+    """Raise a ValueError if ``path`` cannot be replaced by a report."""
+    check_destination(path)
     if path.exists() and not path.is_file():
-        raise ValueError(f"{path} is no ordinary file; '--out -' writes to the terminal.")
+        raise ValueError(f"{path} is not a regular file; '--out -' prints the report.")

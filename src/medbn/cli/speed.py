@@ -14,7 +14,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from . import terminal
+from ._arguments import choose_device, positive_int
+from ._terminal import Progress, check_destination, format_table, show_progress
 
 if TYPE_CHECKING:
     from ..speed import Row, Settings
@@ -23,13 +24,14 @@ LEFT = ("shape", "method", "layout", "estimator", "path")
 """Columns of words; all others are of numbers."""
 
 
-def add(commands: Any) -> None:
-    """Describe the command."""
-    parser = commands.add_parser(
-        "speed",
-        help="time the defence on this machine, beside BatchNorm",
-        description="Measure speed and memory on this machine, each as a ratio to BatchNorm measured in turns with it."
-        " Parts: layer, step (one of TENT), attack, scaling (time per element), memory; all of them by default.",
+SUMMARY = "time the defence on this machine, beside BatchNorm"
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of the command."""
+    parser.description = (
+        "Measure speed and memory on this machine, each as a ratio to BatchNorm measured in turns with it."
+        " Parts: layer, step (one of TENT), attack, scaling (time per element), memory; all of them by default."
     )
     parser.add_argument("parts", nargs="*", metavar="PART", help="layer, step, attack, scaling, memory (default: all)")
     parser.add_argument("--quick", action="store_true", help="small and few, in seconds: a first look")
@@ -41,14 +43,13 @@ def add(commands: Any) -> None:
     )
     what.add_argument("--layouts", nargs="+", metavar="L", help="nchw, channels_last")
     what.add_argument("--dtype", default="float32", metavar="T", help="float32, bfloat16, float16 (default: float32)")
-    what.add_argument("--batch", type=terminal.positive, metavar="B", help="images in a step and an attacked batch")
-    what.add_argument("--attack-steps", type=terminal.positive, metavar="N", help="default: 100; 2 on a CPU")
+    what.add_argument("--batch", type=positive_int, metavar="B", help="images in a step and an attacked batch")
+    what.add_argument("--attack-steps", type=positive_int, metavar="N", help="default: 100; 2 on a CPU")
     what.add_argument("--no-reference", action="store_true", help="leave the reference path out, which takes longest")
-    what.add_argument("--rounds", type=terminal.positive, metavar="N", help="turns, each with two ratios")
+    what.add_argument("--rounds", type=positive_int, metavar="N", help="turns, each with two ratios")
     place = parser.add_argument_group("where")
     place.add_argument("--device", help="default: cuda where there is one, else cpu")
-    place.add_argument("--threads", type=terminal.positive, metavar="N", help="torch's threads")
-    parser.set_defaults(run=run)
+    place.add_argument("--threads", type=positive_int, metavar="N", help="torch's threads")
 
 
 def run(options: argparse.Namespace) -> None:
@@ -87,7 +88,7 @@ def run(options: argparse.Namespace) -> None:
             finally:
                 for table in speed.tables(rows, machine["device"]):
                     right = [i for i, name in enumerate(table.columns) if name not in LEFT]
-                    print(f"\n{table.title}\n{terminal.table(table.columns, table.rows, right=right)}")
+                    print(f"\n{table.title}\n{format_table(table.columns, table.rows, right=right)}")
                     print(*table.notes, sep="\n", end="\n" if table.notes else "", flush=True)
         record.head["finished"] = True
         record.write()
@@ -122,7 +123,7 @@ def _settings(options: argparse.Namespace) -> Settings:
     from .. import estimators, speed
     from .._errors import unknown_name
 
-    settings = speed.Settings.usual_for(terminal.device(options.device), options.quick)
+    settings = speed.Settings.usual_for(choose_device(options.device), options.quick)
     given: dict[str, Any] = {"dtype": options.dtype, "reference": not options.no_reference}
     if options.dtype not in speed.DTYPES:
         raise unknown_name("dtype", options.dtype, speed.DTYPES)
@@ -151,7 +152,7 @@ def _check_writable(path: Path | None) -> None:
     """Find out now, and not after minutes of measuring."""
     if path is None:
         return
-    terminal.check_destination(path)
+    check_destination(path)
     try:
         path.open("a").close()
     except OSError as error:
@@ -183,10 +184,10 @@ def _measured(part: str, settings: Settings) -> Iterator[list[Row]]:
 
 
 @contextmanager
-def _progress(part: str) -> Iterator[terminal.Bar]:
+def _progress(part: str) -> Iterator[Progress]:
     """A line that is written over. A bar that moves has a thread to move it, and that would be on the clock."""
     if not sys.stderr.isatty():
-        with terminal.bar(part) as bar:
+        with show_progress(part) as bar:
             yield bar
         return
 

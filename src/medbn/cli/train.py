@@ -1,41 +1,46 @@
-"""``medbn train``: a source model from scratch."""
+"""``medbn train``: train a source model from scratch."""
 
 from __future__ import annotations
 
 import argparse
 import time
 from pathlib import Path
-from typing import Any
 
-from . import terminal
+from ._arguments import add_device, add_root, choose_device, natural_int, non_negative_float
+from ._completion import complete, dataset_names, model_names
+from ._terminal import show_progress
+
+SUMMARY = "train a source model"
 
 
-def add(commands: Any) -> None:
-    """Describe the command."""
-    parser = commands.add_parser(
-        "train",
-        help="train a source model",
-        description="Train a model with SGD on one cycle. Stopped runs continue: a checkpoint lies beside the output.",
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of the command."""
+    parser.description = (
+        "Train a model with SGD and a one-cycle learning rate. Run the same command again to continue a run that was"
+        " stopped:\na checkpoint is kept beside the output."
     )
-    parser.add_argument("model", metavar="MODEL", help="resnet-small, resnet26, wide-resnet-28-10, resnext29, ...")
-    parser.add_argument("--data", required=True, metavar="NAME", help="digits, cifar10, cifar100, or a folder's path")
-    parser.add_argument("--out", metavar="FILE", help="where the weights go (default: MODEL-DATA.safetensors)")
+    parser.epilog = "example:\n  medbn train resnet26 --data cifar10"
+    complete(parser.add_argument("model", metavar="MODEL", help="a name of `medbn models`"), model_names)
+    data = parser.add_argument(
+        "--data", required=True, metavar="NAME", help="a dataset of `medbn data list`, or a folder FOLDER/CLASS/IMAGE"
+    )
+    complete(data, dataset_names)
+    parser.add_argument("--out", metavar="FILE", help="file for the weights (default: MODEL-DATA.safetensors)")
     parser.add_argument("--epochs", type=int, default=60, help="default: 60")
     parser.add_argument("--lr", type=float, default=0.1, help="the highest learning rate (default: 0.1)")
     parser.add_argument("--batch-size", type=int, help="default: 500, or 50 for fewer than 20,000 images")
-    parser.add_argument("--weight-decay", type=terminal.not_negative, default=5e-4, help="default: 0.0005")
+    parser.add_argument("--weight-decay", type=non_negative_float, default=5e-4, help="default: 0.0005")
     parser.add_argument(
-        "--seed", type=terminal.natural, default=0, help="of weights, order and augmentation (default: 0)"
+        "--seed", type=natural_int, default=0, help="seed of weights, order and augmentation (default: 0)"
     )
-    parser.add_argument("--device", help="default: cuda where there is one, else cpu")
-    parser.add_argument("--root", metavar="FOLDER", help="where datasets lie")
-    parser.add_argument("--fresh", action="store_true", help="forget the checkpoint of a stopped run")
-    parser.add_argument("--quiet", action="store_true", help="say nothing until the end")
-    parser.set_defaults(run=run)
+    add_device(parser)
+    add_root(parser)
+    parser.add_argument("--fresh", action="store_true", help="start again: delete the checkpoint of a stopped run")
+    parser.add_argument("--quiet", action="store_true", help="print the last line alone")
 
 
 def run(options: argparse.Namespace) -> None:
-    """Train and save."""
+    """Train a model and save its weights."""
     import torch
 
     from .. import data, models, training
@@ -55,13 +60,13 @@ def run(options: argparse.Namespace) -> None:
         checkpoint.unlink(missing_ok=True)
     if out.is_dir() or checkpoint.is_dir():
         raise ValueError(f"{out} is a folder; give a file.")
-    device = terminal.device(options.device)
+    device = choose_device(options.device)
     torch.manual_seed(options.seed)
     model = models.get(options.model, classes=len(images.classes), channels=images.shape[0])
     if checkpoint.exists() and not options.quiet:
         print(f"continuing from {checkpoint}")
     began = time.monotonic()
-    with terminal.bar(f"{options.model} on {images.name}", quiet=options.quiet) as bar:
+    with show_progress(f"{options.model} on {images.name}", quiet=options.quiet) as bar:
 
         def report(epoch: training.Epoch) -> None:
             tested = "" if epoch.test_accuracy is None else f", test {epoch.test_accuracy:.1%}"
@@ -83,5 +88,5 @@ def run(options: argparse.Namespace) -> None:
         **score,
     )
     checkpoint.unlink(missing_ok=True)
-    tested = "" if last.test_accuracy is None else f", {last.test_accuracy:.1%} of the test images right"
+    tested = "" if last.test_accuracy is None else f", {last.test_accuracy:.1%} of the test images correct"
     print(f"{out}: {plan.epochs} epochs in {time.monotonic() - began:.0f} s on {device}{tested}")
