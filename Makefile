@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test lint typecheck speed clean
+.PHONY: help install demo check test lint typecheck speed clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -19,6 +19,10 @@ install: $(READY) ## create .venv with medbn and the development tools
 
 demo: $(READY) ## attack a small model on real digits and write a report, in a minute
 	$(BIN)/medbn demo
+
+check: $(READY) ## run the fast tests, in under a minute
+	$(BIN)/ruff check --quiet
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto -q -m "not slow and not gpu"
 
 test: $(READY) ## run all tests
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto -q

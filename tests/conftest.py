@@ -1,14 +1,21 @@
+"""Fixtures of all tests. Nothing here needs more than torch, numpy and pytest, so that GPU machines need no more."""
+
 import os
 
 import pytest
 import torch
-from hypothesis import HealthCheck, settings
 
-# The same examples on every run; timing on shared machines is not a property of the code.
-settings.register_profile(
-    "medbn", derandomize=True, deadline=None, max_examples=60, suppress_health_check=[HealthCheck.too_slow]
-)
-settings.load_profile("medbn")
+try:
+    from hypothesis import HealthCheck, settings
+except ImportError:
+    pass
+else:
+    # The same examples on every run. No deadline: the time that an example takes on a shared machine proves nothing.
+    settings.register_profile(
+        "medbn", derandomize=True, deadline=None, max_examples=60, suppress_health_check=[HealthCheck.too_slow]
+    )
+    settings.load_profile("medbn")
+
 # Deterministic cuBLAS, for the tests that switch deterministic algorithms on.
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 
