@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Generic, TypeVar, overload
+from typing import Any, Generic, TypeVar, overload
 
 from ._errors import unknown_name
 
@@ -57,6 +57,22 @@ class Registry(Generic[T]):
             return value
 
         return add if value is None else add(value)
+
+    def register_class(self, name: str, *, replace: bool = False) -> Callable[[Value], Value]:
+        """Return a decorator that registers a class and tells it its name.
+
+        The class gets the attribute ``name`` and, unless its body sets one, a ``label``, which is what a report writes.
+        """
+        self.check_name(name)
+
+        def add(kind: Any) -> Any:
+            added = self.register(name, kind, replace=replace)
+            kind.name = name
+            if "label" not in vars(kind):
+                kind.label = name.replace("_", " ")
+            return added
+
+        return add
 
     def unregister(self, name: str) -> None:
         """Remove a name; whoever has the value keeps it."""

@@ -65,12 +65,12 @@ def test_segmentation_objectives():
     with pytest.raises(ValueError, match=r"has the label 255, which does not count"):
         TargetedPixel(0, (0, 0)).check(labels, benign)
     with pytest.raises(ValueError, match=r"is of class 3 already"):
-        TargetedPixel(0, (1, 1), label=3).check(labels, benign)
+        TargetedPixel(0, (1, 1), target_class=3).check(labels, benign)
     other = labels.clone()
     other[labels == 255] = 7
     custom = IndiscriminateSegmentation(clamp=2.0, ignore=7)
     assert custom.value(logits, other, benign).item() == pytest.approx(whole.value(logits, labels, benign).item())
-    with pytest.raises(ValueError, match=r"logits \(3, 4, 2, 5\) do not go with labels \(3,\)"):
+    with pytest.raises(ValueError, match=r"logits \(3, 4, 2, 5\) do not fit labels \(3,\)"):
         Indiscriminate().value(logits, labels[:, 0, 0], benign)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -17,10 +17,10 @@ from ..methods._surrogate import View
 from ..methods.base import Adapter
 from . import _graph
 from ._insert import Places, inserted
+from .base import Malicious
 from .objectives import Objective, Targeted
 from .projections import STARTS, project
 
-Malicious = slice | Sequence[int] | Tensor
 KNOWLEDGE = {"white": "now", "semi": "source"}
 WORTHWHILE = 10
 """Steps from which on a recording, which costs about as much as five of them, is made unasked."""

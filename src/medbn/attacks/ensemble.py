@@ -1,4 +1,4 @@
-"""Several attacks on the same batch, and the worst of them for the defender: no credit for hidden gradients."""
+"""Several attacks on the same batch, of which the most harmful counts: hidden gradients then protect nobody."""
 
 from __future__ import annotations
 
@@ -11,58 +11,59 @@ from torch import Tensor
 
 from ..methods._call import extract_logits
 from ..methods.base import Adapter
-from .dia import DIA, Malicious, check_batch
+from .base import Attack, Malicious
+from .dia import DIA, check_batch
 from .objectives import Objective, Targeted
 
 
 @dataclass(frozen=True)
 class Ensemble:
-    """Runs every attack, tries each result on the real adapter, and returns the one that harms most.
+    """Run every attack, try each result on the real adapter, and return the most harmful one.
 
-    The judge is the adapter, which predicts and adapts on the poisoned batch and is then restored, as AutoAttack judges
-    on the model itself and not on a surrogate's loss. Of equally harmful results, the higher objective wins.
+    The adapter predicts and adapts on each poisoned batch and is then restored. Like AutoAttack, this measures harm on
+    the model itself and not on a surrogate's loss. Of equally harmful results, the one with the higher objective wins.
     """
 
-    attacks: Sequence[DIA]
+    attacks: Sequence[Attack]
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "attacks", tuple(self.attacks))
         if not self.attacks:
             raise ValueError("an ensemble needs at least one attack.")
         if len({attack.objective for attack in self.attacks}) > 1:
-            raise ValueError(
-                "the attacks of an ensemble must have the same objective, or the worst of them means nothing."
-            )
+            raise ValueError("the attacks of an ensemble must have the same objective, to be comparable.")
 
     @property
     def objective(self) -> Objective:
-        """What all of them raise."""
+        """What all of them maximise."""
         return self.attacks[0].objective
 
     def __call__(self, adapter: Adapter, images: Tensor, labels: Tensor, malicious: Malicious) -> Tensor:
-        """The most harmful poisoned batch."""
+        """Return the most harmful poisoned batch."""
         return self.craft(adapter, images, labels, malicious)[0]
 
     def craft(
         self, adapter: Adapter, images: Tensor, labels: Tensor, malicious: Malicious
     ) -> tuple[Tensor, list[tuple[float, float]]]:
-        """The most harmful poisoned batch, and every attack's harm and objective on the real adapter, in order."""
+        """Return the most harmful poisoned batch, and the harm and objective of each attack on the real adapter."""
         images, labels, mine = check_batch(images, labels, malicious)
         benign = ~mine
-        results, judged = [], []
+        batches, scores = [], []
         for attack in self.attacks:
             poisoned = attack(adapter, images, labels, malicious)
-            logits = predicted(adapter, poisoned)
+            logits = predict_and_restore(adapter, poisoned)
             harm, value = (f(logits, labels, benign).item() for f in (self.objective.harm, self.objective.value))
-            results.append(poisoned)
-            judged.append((harm, value))
-        return results[max(range(len(judged)), key=lambda i: judged[i])], judged
+            batches.append(poisoned)
+            scores.append((harm, value))
+        return batches[max(range(len(scores)), key=lambda i: scores[i])], scores
 
 
 def worst_case(objective: Objective | None = None, **options: Any) -> Ensemble:
-    """The set to trust a defence after: exact, straight-through and smooth gradients, and restarts from anywhere.
+    """Return the attack to judge a defence by: exact, straight-through and smooth gradients, and a restarted attack.
 
-    ``options`` are those of DIA and hold for all of them; which gradients are tried is not an option.
+    Args:
+        objective: what all of them maximise; None for ``Targeted()``.
+        options: those of ``DIA``, for all of them, but for ``gradient``, which differs between them.
     """
     if "gradient" in options:
         raise ValueError("worst_case tries every gradient; use DIA(gradient=...) for one of them.")
@@ -76,11 +77,16 @@ def worst_case(objective: Objective | None = None, **options: Any) -> Ensemble:
     return Ensemble([DIA(**{**options, **variant}) for variant in variants])
 
 
-def predicted(adapter: Adapter, images: Tensor) -> Tensor:
-    """The logits that the real adapter returns for a batch; its state is put back."""
+def predict_and_restore(adapter: Adapter, images: Tensor) -> Tensor:
+    """Return the logits that the adapter gives for a batch, and restore its state."""
     before = adapter.snapshot()
     try:
-        with torch.no_grad():
-            return extract_logits(adapter(images), adapter.logits, len(images))
+        return predict_logits(adapter, images)
     finally:
         adapter.restore(before)
+
+
+def predict_logits(adapter: Adapter, images: Tensor) -> Tensor:
+    """Return the logits that the adapter gives for a batch, on which it also adapts."""
+    with torch.no_grad():
+        return extract_logits(adapter(images), adapter.logits, len(images))

@@ -1,31 +1,31 @@
-"""When an attacker strikes: sections 4 and 7.1 of the MedBN paper, said exactly.
+"""When an attacker strikes: sections 4 and 7.1 of the MedBN paper, stated exactly.
 
 ``instant``: batch t is attacked after t − 1 benign batches. Every batch of the stream is attacked, each from the state
-that the *un-poisoned* batches before it have left; the poisoned batch is predicted, the state put back, and then the
-clean batch is predicted and adapted on. So every batch gives one sample of the metric, no batch has seen another's
+that the *clean* batches before it have left: the poisoned batch is predicted, the state is restored, and then the clean
+batch is predicted and adapted on. So every batch gives one sample of the metric, no batch is affected by another's
 poison, and the state is that of a stream without attack throughout.
 
-``cumulative``: every batch is attacked and the poison stays: parameters, statistics, moments, memory, all of the state.
-The error without attack comes from a second line of states, of the same adapter on the clean stream.
+``cumulative``: every batch is attacked and the poison stays in all of the state: parameters, statistics, moments,
+memory. The error without attack comes from a second state of the same adapter, which follows the clean stream.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar, TypeVar
 
-import torch
 from torch import Tensor
 
-from ..methods._call import extract_logits
+from .._registry import Registry
 from ..methods.base import Adapter
-from .dia import DIA, Malicious, check_batch
-from .ensemble import Ensemble, predicted
+from .base import Attack, Malicious
+from .dia import check_batch
+from .ensemble import predict_and_restore, predict_logits
 from .objectives import Objective
 
-Attack = DIA | Ensemble
+Class = TypeVar("Class", bound="type[Scenario]")
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,16 +42,27 @@ class Outcome:
     benign: Tensor
 
     def harm(self) -> float:
-        """What the attack did: 1 for a target that was hit, else the share of wrong predictions."""
+        """Return the damage done: 1 for a target that was hit, otherwise the share of wrong predictions."""
         return self.objective.harm(self.attacked, self.labels, self.benign).item()
 
     def harm_without(self) -> float:
-        """The same without the attack: 1 for a target whose clean prediction already is the target class."""
+        """Return the same without the attack: 1 for a target whose clean prediction already is the target class."""
         return self.objective.harm(self.clean, self.labels, self.benign).item()
 
 
 class Scenario(ABC):
-    """An attacked stream, one ``step`` per batch; ``state`` and ``load`` carry it over a break."""
+    """An attacked stream. A subclass defines ``step`` and, if it keeps state of its own, ``state`` and ``load``.
+
+    Args:
+        adapter: the victim.
+        attack: what crafts the malicious images.
+        malicious: which images of every batch are malicious.
+    """
+
+    name: ClassVar[str] = ""
+    """The name that it is registered under."""
+    label: ClassVar[str] = ""
+    """What a report calls it; the name if a subclass does not set one."""
 
     def __init__(self, adapter: Adapter, attack: Attack, malicious: Malicious) -> None:
         self.adapter, self.attack, self.malicious = adapter, attack, malicious
@@ -61,94 +72,116 @@ class Scenario(ABC):
         """Attack the next batch of the stream."""
 
     def serve(self, images: Tensor) -> Tensor:
-        """The next batch of the stream without attack: its logits."""
-        return _serve(self.adapter, images)
+        """Predict and adapt on the next batch without attack, and return its logits."""
+        return predict_logits(self.adapter, images)
+
+    def run(self, stream: Iterable[tuple[Tensor, Tensor]]) -> Iterator[Outcome]:
+        """Attack every batch of a stream of images and labels."""
+        return (self.step(images, labels) for images, labels in stream)
 
     def state(self) -> dict[str, Any]:
-        """Everything that the next step depends on, small; loads with ``weights_only=True``."""
+        """Return everything that the next step depends on; it loads with ``weights_only=True``."""
         return {"adapter": self.adapter.snapshot()}
 
     def load(self, state: dict[str, Any]) -> None:
-        """Continue from what ``state`` gave, with an adapter made like that one."""
+        """Continue from what ``state`` returned, with an adapter made with the same options."""
         self.adapter.restore(state["adapter"])
 
     def outcome(self, poisoned: Tensor, attacked: Tensor, clean: Tensor, images: Tensor, labels: Tensor) -> Outcome:
-        """One step's result."""
+        """Return the result of one step, given the logits with and without attack and the clean batch."""
         images, labels, mine = check_batch(images, labels, self.malicious)
         return Outcome(self.attack.objective, poisoned, attacked, clean, labels, ~mine)
 
 
+_registry: Registry[type[Scenario]] = Registry("scenario")
+
+
+def available() -> list[str]:
+    """Return the names of all scenarios.
+
+    >>> available()
+    ['cumulative', 'instant']
+    """
+    return sorted(_registry.available())
+
+
+def get(name: str) -> type[Scenario]:
+    """Return the class of that name."""
+    return _registry.get(name)
+
+
+def register(name: str, *, replace: bool = False) -> Callable[[Class], Class]:
+    """Return a decorator that registers a scenario's class under a name, for recipes of the bench."""
+    return _registry.register_class(name, replace=replace)
+
+
+def unregister(name: str) -> None:
+    """Remove a name."""
+    _registry.unregister(name)
+
+
+@register("instant")
 class Instant(Scenario):
     """Attack every batch, each from the state that the clean batches before it have left."""
 
     def step(self, images: Tensor, labels: Tensor) -> Outcome:
-        """Attack, predict, put the state back; then the clean batch."""
+        """Attack, predict and restore the state; then predict and adapt on the clean batch."""
         poisoned = self.attack(self.adapter, images, labels, self.malicious)
-        attacked = predicted(self.adapter, poisoned)
-        clean = _serve(self.adapter, images)
+        attacked = predict_and_restore(self.adapter, poisoned)
+        clean = self.serve(images)
         return self.outcome(poisoned, attacked, clean, images, labels)
 
 
+@register("cumulative")
 class Cumulative(Scenario):
-    """Attack every batch, and let the poison stay; a second line of states has seen none of it."""
+    """Attack every batch and let the poison stay, beside a second state that follows the clean stream."""
 
     def __init__(self, adapter: Adapter, attack: Attack, malicious: Malicious) -> None:
         super().__init__(adapter, attack, malicious)
-        self.untouched = adapter.snapshot()
+        self.clean_state = adapter.snapshot()
 
     def step(self, images: Tensor, labels: Tensor) -> Outcome:
-        """Attack and predict; then the clean batch on the line without attack."""
+        """Attack, predict and adapt; then predict the clean batch with the clean state."""
         poisoned = self.attack(self.adapter, images, labels, self.malicious)
-        attacked = _serve(self.adapter, poisoned)
-        return self.outcome(poisoned, attacked, self._serve_untouched(images), images, labels)
+        attacked = predict_logits(self.adapter, poisoned)
+        return self.outcome(poisoned, attacked, self._serve_clean(images), images, labels)
 
     def serve(self, images: Tensor) -> Tensor:
-        """The next batch without attack on both lines; gives the logits of the attacked one."""
-        served = super().serve(images)
-        self._serve_untouched(images)
-        return served
+        """Predict and adapt on the next batch without attack in both states; return the attacked one's logits."""
+        logits = super().serve(images)
+        self._serve_clean(images)
+        return logits
 
-    def _serve_untouched(self, images: Tensor) -> Tensor:
-        """The clean batch on the line that has seen no poison."""
+    def _serve_clean(self, images: Tensor) -> Tensor:
         poisoned_state = self.adapter.snapshot()
         try:
-            self.adapter.restore(self.untouched)
-            clean = _serve(self.adapter, images)
-            self.untouched = self.adapter.snapshot()
+            self.adapter.restore(self.clean_state)
+            logits = predict_logits(self.adapter, images)
+            self.clean_state = self.adapter.snapshot()
         finally:
             self.adapter.restore(poisoned_state)
-        return clean
+        return logits
 
     def state(self) -> dict[str, Any]:
-        """Both lines of states."""
-        return {**super().state(), "untouched": self.untouched}
+        """Return both states."""
+        return {**super().state(), "untouched": self.clean_state}  # "untouched": as in stores so far
 
     def load(self, state: dict[str, Any]) -> None:
-        """Continue both lines."""
-        self.adapter.restore(state["untouched"])  # once through the adapter, which brings it to its device
-        self.untouched = self.adapter.snapshot()
+        """Continue from both states."""
+        self.adapter.restore(state["untouched"])  # through the adapter, which moves the tensors to its device
+        self.clean_state = self.adapter.snapshot()
         super().load(state)
-
-
-SCENARIOS: dict[str, type[Scenario]] = {"instant": Instant, "cumulative": Cumulative}
 
 
 def instant(
     adapter: Adapter, stream: Iterable[tuple[Tensor, Tensor]], attack: Attack, malicious: Malicious
 ) -> Iterator[Outcome]:
     """Attack every batch of the stream, each from the state that the clean batches before it have left."""
-    scenario = Instant(adapter, attack, malicious)
-    return (scenario.step(images, labels) for images, labels in stream)
+    return Instant(adapter, attack, malicious).run(stream)
 
 
 def cumulative(
     adapter: Adapter, stream: Iterable[tuple[Tensor, Tensor]], attack: Attack, malicious: Malicious
 ) -> Iterator[Outcome]:
-    """Attack every batch of the stream, and let the poison stay."""
-    scenario = Cumulative(adapter, attack, malicious)
-    return (scenario.step(images, labels) for images, labels in stream)
-
-
-def _serve(adapter: Adapter, images: Tensor) -> Tensor:
-    with torch.no_grad():
-        return extract_logits(adapter(images), adapter.logits, len(images))
+    """Attack every batch of the stream and let the poison stay."""
+    return Cumulative(adapter, attack, malicious).run(stream)

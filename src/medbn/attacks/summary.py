@@ -1,4 +1,4 @@
-"""What a stream of attacked batches comes to. Malicious images never count."""
+"""Totals over a stream of attacked batches. Malicious images never count."""
 
 from __future__ import annotations
 
@@ -8,12 +8,11 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from .objectives import Targeted, TargetedPixel
 from .scenarios import Outcome
 
 
 def mean_iou(predicted: Tensor, labels: Tensor, classes: int, ignore: int = 255) -> float:
-    """The mean intersection over union of the classes that occur, in labels or predictions.
+    """Return the mean intersection over union of the classes that occur, in labels or predictions.
 
     >>> mean_iou(torch.tensor([[0, 0, 1, 1]]), torch.tensor([[0, 0, 0, 1]]), classes=3)
     0.5833333333333333
@@ -28,44 +27,44 @@ def mean_iou(predicted: Tensor, labels: Tensor, classes: int, ignore: int = 255)
 
 @dataclass
 class Summary:
-    """Totals over attacked batches; ``add`` one outcome at a time, or build from many with ``of``."""
+    """Totals over attacked batches: ``add`` one outcome at a time, or sum up a stream with ``of``."""
 
     targets: int = 0
-    """Targeted attacks."""
+    """How many attacks were targeted."""
     hits: int = 0
-    """Those after which the target class is predicted, whatever was predicted without attack."""
+    """How many of these made the model predict the target class, whatever it predicts without attack."""
     already: int = 0
-    """Those whose target class is predicted without attack too."""
+    """How many target classes are predicted without attack too."""
     gained: int = 0
-    """The hits that were not so already: what the attack achieved."""
+    """Hits whose target class is not predicted without attack: what the attack achieved."""
     batches: int = 0
     errors: list[float] = field(default_factory=list)
     """The share of wrong predictions on benign images in each batch, under attack."""
     errors_without: list[float] = field(default_factory=list)
-    """The same without attack."""
+    """The same share without attack."""
     ious: list[float] = field(default_factory=list)
     """For dense outputs, the mean IoU on benign images in each batch, under attack."""
     ious_without: list[float] = field(default_factory=list)
 
     @classmethod
     def of(cls, outcomes: Iterable[Outcome]) -> Summary:
-        """Sum up a whole stream."""
+        """Return the totals of a whole stream."""
         summary = cls()
         for outcome in outcomes:
             summary.add(outcome)
         return summary
 
     def add(self, outcome: Outcome) -> None:
-        """Count one attacked batch."""
+        """Add one attacked batch."""
         self.batches += 1
-        if isinstance(outcome.objective, Targeted | TargetedPixel):
+        if outcome.objective.targeted:
             self.targets += 1
             hit, already = int(outcome.harm()), int(outcome.harm_without())
             self.hits += hit
             self.already += already
             self.gained += hit and not already
         labels = outcome.labels[outcome.benign]
-        ignore = getattr(outcome.objective, "ignore", None)
+        ignore = outcome.objective.ignore
         pairs = ((outcome.attacked, self.errors, self.ious), (outcome.clean, self.errors_without, self.ious_without))
         for logits, errors, ious in pairs:
             predicted = logits.argmax(dim=1)[outcome.benign]
@@ -76,27 +75,27 @@ class Summary:
 
     @property
     def success_rate(self) -> float:
-        """The attack success rate of the paper: hits of all targets; NaN without a targeted attack."""
+        """Return the paper's attack success rate, hits over targets; NaN without a targeted attack."""
         return self.hits / self.targets if self.targets else float("nan")
 
     @property
     def error(self) -> float:
-        """The error rate on benign images under attack, averaged over batches as in the paper."""
+        """Return the error rate on benign images under attack, averaged over batches as in the paper."""
         return _mean(self.errors)
 
     @property
     def error_without(self) -> float:
-        """The error rate on the same images without attack."""
+        """Return the error rate on the same images without attack."""
         return _mean(self.errors_without)
 
     @property
     def iou(self) -> float:
-        """The mean IoU on benign images under attack; NaN unless outputs are dense."""
+        """Return the mean IoU on benign images under attack; NaN unless outputs are dense."""
         return _mean(self.ious)
 
     @property
     def iou_without(self) -> float:
-        """The mean IoU on the same images without attack."""
+        """Return the mean IoU on the same images without attack."""
         return _mean(self.ious_without)
 
 

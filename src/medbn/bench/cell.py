@@ -14,8 +14,6 @@ from ..data.dataset import digest
 ALGORITHM = 3
 """Raised whenever the same cell gives other numbers: stored results of older numbers are then not taken up."""
 
-OBJECTIVES = {"targeted": attacks.Targeted, "indiscriminate": attacks.Indiscriminate}
-
 
 def check_types(value: Any) -> None:
     """Refuse a field of another kind than its annotation says: a TOML file may hold anything."""
@@ -47,14 +45,14 @@ class Attack:
 
     def __post_init__(self) -> None:
         check_types(self)
-        if self.objective not in OBJECTIVES:
-            raise unknown_name("objective", self.objective, OBJECTIVES)
+        if attacks.objectives.get(self.objective).dense:
+            raise ValueError(f"objective {self.objective!r} is for segmentation models, which the bench does not run.")
         self.make(0)  # says what is wrong with the rest
 
     def make(self, seed: int) -> attacks.DIA:
         """The attack itself."""
         options = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "objective"}
-        return attacks.DIA(OBJECTIVES[self.objective](), seed=seed, **options)
+        return attacks.DIA(attacks.objectives.get(self.objective)(), seed=seed, **options)
 
     @property
     def label(self) -> str:

@@ -66,8 +66,7 @@ class Recipe:
             published.get(name)
         if not isinstance(self.options, dict) or not all(isinstance(one, dict) for one in self.options.values()):
             raise ValueError(f"options must be tables by method, as in [options.tent], got {self.options!r}.")
-        if self.scenario not in attacks.SCENARIOS:
-            raise unknown_name("scenario", self.scenario, attacks.SCENARIOS)
+        attacks.scenarios.get(self.scenario)
         for method in self.methods:
             methods.get(method)
         for estimator in self.estimators:

@@ -21,9 +21,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from .. import data, estimators, methods, models
+from .. import attacks, data, estimators, methods, models
 from .._version import __version__
-from ..attacks import Cumulative, Instant, Outcome, Targeted
+from ..attacks import Outcome, Targeted
 from ..data import Dataset
 from ..methods._call import extract_logits
 from ..methods.base import Adapter
@@ -263,9 +263,9 @@ class _Stream:
         self.scenario = None
         if cell.attack is not None:
             self.attack = Remembering(cell.attack.make(cell.seed), _memo, ready.weights)
-            kind = {"instant": Instant, "cumulative": Cumulative}[cell.scenario]
+            kind = attacks.scenarios.get(cell.scenario)
             last = slice(cell.setting.batch_size - cell.setting.malicious, cell.setting.batch_size)
-            self.scenario = kind(self.adapter, self.attack, last)  # type: ignore[arg-type]
+            self.scenario = kind(self.adapter, self.attack, last)
 
     def step(self, images: Tensor, labels: Tensor, number: int) -> tuple[dict[str, Any], Any]:
         """One batch: its numbers, and some of its images before and after."""
@@ -318,7 +318,7 @@ def measured(outcome: Outcome) -> dict[str, Any]:
         "wrong_clean": int(clean.sum()),
         "loss": loss,
     }
-    if isinstance(outcome.objective, Targeted):
+    if outcome.objective.targeted:
         metrics["hit"] = int(outcome.harm())
         metrics["already"] = int(outcome.harm_without())
     return metrics

@@ -1,0 +1,61 @@
+"""Attacks by name, with the options that make them what they are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from .._registry import Registry
+from .base import Attack
+from .dia import DIA
+from .ensemble import worst_case
+from .objectives import Objective, Targeted
+
+Factory = Callable[..., Attack]
+"""From an objective and the options of an attack to that attack."""
+
+_registry: Registry[Factory] = Registry("attack")
+for _name, _options in {
+    "dia": {},
+    "straight_through": {"gradient": "straight_through"},
+    "smooth": {"gradient": "smooth"},
+    "semi_white_box": {"knowledge": "semi"},
+    "adaptive": {"alignment": 1.0},
+    "unrolled": {"unroll": 1},
+}.items():
+    _registry.register(_name, partial(DIA, **_options))  # type: ignore[arg-type]
+_registry.register("worst_case", worst_case)
+
+
+def available() -> list[str]:
+    """Return the names of ready-made attacks.
+
+    >>> available()
+    ['adaptive', 'dia', 'semi_white_box', 'smooth', 'straight_through', 'unrolled', 'worst_case']
+    """
+    return sorted(_registry.available())
+
+
+def get(name: str, objective: Objective | None = None, **options: Any) -> Attack:
+    """Return a ready-made attack.
+
+    Args:
+        name: one of ``available()``.
+        objective: what it maximises; None for ``Targeted()``.
+        options: those of ``DIA``; they override what the name sets.
+
+    >>> get("straight_through", steps=20).gradient
+    'straight_through'
+    """
+    return _registry.get(name)(Targeted() if objective is None else objective, **options)
+
+
+def register(name: str, *, replace: bool = False) -> Callable[[Factory], Factory]:
+    """Return a decorator that registers an attack: a subclass of ``DIA``, or a function of an objective and options."""
+    return _registry.register(name, replace=replace)
+
+
+def unregister(name: str) -> None:
+    """Remove a name."""
+    _registry.unregister(name)
