@@ -7,13 +7,12 @@ from pathlib import Path
 from torch import nn
 
 from medbn import bench, models
-from medbn.bench.runner import missing, weights_of
 
 
 def resnet26(root: Path | None, device: str = "cpu") -> nn.Module:
     """The model; if it or the corrupted images are not there, an error says where they belong and how to get them."""
     setting = bench.recipes.CIFAR10
-    lacking = missing(setting, (), root)
+    lacking = bench.missing_requirements(setting, (), root)
     if lacking:
         raise bench.MissingError(f"this needs: {'; '.join(lacking)}.")
-    return models.get(setting.model, weights=weights_of(setting, root), classes=10, channels=3).to(device)
+    return models.get(setting.model, weights=bench.weights_path(setting, root), classes=10, channels=3).to(device)

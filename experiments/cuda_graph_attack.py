@@ -28,8 +28,7 @@ import torch
 import medbn
 from medbn import cli, models
 from medbn.attacks import DIA, Targeted
-from medbn.bench import Place
-from medbn.bench.runner import deterministic
+from medbn.bench import Place, deterministic
 
 AUTHORS = {"sotta": 10.0}
 """Seconds per attacked batch of the authors' code on an H200; 5.8 for the rest."""

@@ -18,9 +18,7 @@ from torch import Tensor
 
 import medbn
 from medbn import bench, cli, estimators
-from medbn.bench import recipes
-from medbn.bench.cell import Attack
-from medbn.bench.recipe import DIGITS
+from medbn.bench import DIGITS, Attack, recipes
 
 
 def moments(x: Tensor) -> tuple[Tensor, Tensor]:
@@ -80,15 +78,15 @@ def main() -> None:
     options = parser.parse_args()
     gradients = ("exact", "straight_through")
     if options.cifar:
-        recipe = recipes.get("worst-case").narrowed(methods=["tebn"], batches=1, seeds=(1,))
+        recipe = recipes.get("worst-case").narrow(methods=["tebn"], batches=1, seeds=(1,))
         kinds = tuple(Attack("targeted", gradient=gradient) for gradient in gradients)
     else:
         setting = replace(DIGITS, batch_size=100, malicious=20)
         recipe = replace(recipes.get("worst-case"), settings=(setting,), methods=("tebn",), batches=7)
-        recipe = recipe.narrowed(corruptions=("snow", "fog", "jpeg_compression"))
+        recipe = recipe.narrow(corruptions=("snow", "fog", "jpeg_compression"))
         kinds = tuple(Attack("targeted", steps=40, step_size=2.5 / 255, gradient=g) for g in gradients)
     recipe = replace(recipe, name="tried", about="Estimators that were not kept.", attacks=kinds)
-    recipe = recipe.narrowed(estimators=options.estimators)
+    recipe = recipe.narrow(estimators=options.estimators)
     place = bench.Place(device="cuda" if torch.cuda.is_available() else "cpu")
     bench.run(
         recipe,

@@ -37,7 +37,7 @@ MIXED = (*DEFENCES, "mean@0.6", "median@0.6", *(f"image_median@{prior}" for prio
 
 def narrowed(name: str, seeds: tuple[int, ...] = (1,), **given: Any) -> Recipe:
     """A recipe on CIFAR-10-C, shuffled."""
-    return bench.recipes.get(name).narrowed(data=["cifar10-c"], seeds=seeds, **given)
+    return bench.recipes.get(name).narrow(data=["cifar10-c"], seeds=seeds, **given)
 
 
 def remembering(name: str, share: float, recipe: str = "memory", **given: Any) -> Recipe:
@@ -71,7 +71,7 @@ def with_attacks(recipe: Recipe, *, objective: str | None = None, gradients: tup
 
 def in_order(name: str, recipe: str, **given: Any) -> Recipe:
     """Streams in the order of the file, where all corruptions have the same targets."""
-    found = bench.recipes.get(recipe).narrowed(data=["cifar10-c"], **given)
+    found = bench.recipes.get(recipe).narrow(data=["cifar10-c"], **given)
     return replace(
         found, name=name, about=f"{found.about} In the order of the file: all corruptions have the same targets."
     )
@@ -134,7 +134,7 @@ PIECES: dict[str, list[Recipe]] = {
             ),
             name="malicious-gradients",
             about="Ours: many malicious images, targeted, and the worst of three gradients.",
-            settings=bench.recipes.get("malicious-targeted").narrowed(data=["cifar10-c"]).settings[-2:],
+            settings=bench.recipes.get("malicious-targeted").narrow(data=["cifar10-c"]).settings[-2:],
         ),
         narrowed("batch-size-targeted", batches=1),
         narrowed("batch-size-indiscriminate", batches=1, corruptions=FAMILIES),
@@ -183,7 +183,7 @@ def main() -> None:
         options.store,
         place=place,
         executor=executor,
-        report=report,
+        on_event=report,
         seconds=60 * options.minutes if options.minutes else None,
         command=shlex.join(["python", "experiments/reproduce.py", *sys.argv[1:]]),
     )
@@ -197,7 +197,7 @@ def main() -> None:
 def _chosen(recipe: Recipe, options: argparse.Namespace) -> Recipe:
     recipe = recipe.smoke() if options.smoke else recipe
     seeds = tuple(options.seeds) if options.seeds else None
-    recipe = recipe.narrowed(batches=options.batches, estimators=options.estimators, seeds=seeds)
+    recipe = recipe.narrow(batches=options.batches, estimators=options.estimators, seeds=seeds)
     if options.gradients and recipe.attacks:
         chosen = with_attacks(recipe, gradients=tuple(options.gradients))
         recipe = chosen if chosen.attacks else recipe

@@ -19,8 +19,7 @@ import torch
 
 import medbn
 from medbn import cli, models
-from medbn.bench import Place
-from medbn.bench.runner import facts
+from medbn.bench import Place, machine_facts
 from medbn.methods.base import Adapter
 
 SERVED: list[tuple[str, str, dict[str, Any]]] = [
@@ -53,7 +52,7 @@ def main() -> None:
                 _answered(adapter, images)
             candidates.append((method, estimator, graph, adapter))
     plain = candidates[0][-1]
-    machine = facts(Place(device=options.device))
+    machine = machine_facts(Place(device=options.device))
     rows = []
     times: list[list[float]] = [[] for _ in candidates]
     ratios: list[list[float]] = [[] for _ in candidates]

@@ -23,8 +23,7 @@ import torch
 import medbn
 from _cifar import resnet26
 from medbn import cli, data
-from medbn.bench import Place
-from medbn.bench.runner import deterministic, facts
+from medbn.bench import Place, deterministic, machine_facts
 from medbn.data import corruptions
 
 STREAMS: list[tuple[str, str, dict[str, Any]]] = [
@@ -54,7 +53,7 @@ def main() -> None:
     place = Place(device=options.device)
     with deterministic(place):
         rows = [row for batches in options.batches for row in measured(model, batches, options)]
-        machine = facts(place)
+        machine = machine_facts(place)
     print(f"{machine['device']}, torch {machine['torch']}; error in per cent, batches of {options.size}")
     print(
         f"{'method':8}{'estimator':18}{'options':34}{'batches':>8}{'all':>8}{'first':>8}{'fifth':>8}{'last':>8}{'time':>8}"

@@ -15,8 +15,7 @@ import torch
 
 import medbn
 from medbn import cli, data, models
-from medbn.bench import Place
-from medbn.bench.runner import facts
+from medbn.bench import Place, machine_facts
 from medbn.methods.base import Adapter
 
 BLACK = 10
@@ -24,7 +23,7 @@ BLACK = 10
 
 def main() -> None:
     cli.Parser(description=(__doc__ or "").split("\n")[0]).parse_args()
-    machine = facts(Place())
+    machine = machine_facts(Place())
     model = models.get("resnet-small", weights="shipped")
     batches = list(data.load("digits", corruption="snow", severity=5).batches(50, drop_last=True))
     shape = batches[0][0].shape[1:]

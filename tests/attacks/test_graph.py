@@ -17,8 +17,7 @@ from torch.utils._pytree import tree_map
 import medbn
 from medbn.attacks import DIA, Indiscriminate, IndiscriminateSegmentation, Targeted, _graph
 from medbn.attacks._insert import Places, inserted
-from medbn.bench import Attack, Place
-from medbn.bench.runner import deterministic
+from medbn.bench import Attack, Place, deterministic
 
 from ..methods.conftest import small_model
 from ..methods.table import assert_same, make, state

@@ -4,8 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from medbn.bench import Attack
-from medbn.bench.recipe import DIGITS, Recipe
+from medbn.bench import DIGITS, Attack, Recipe
 
 
 @pytest.fixture

@@ -59,7 +59,7 @@ def numbers(recipe, path) -> dict[tuple[str, str, str], dict[str, object]]:
     bench.run(recipe, path)
     timed = ("attack_s", "adapt_s", "shared")
     with bench.Store(path) as store:
-        cells = [(bench.Cell.of(c.cell), c.batches[0]) for c in store.cells()]
+        cells = [(bench.Cell.from_dict(c.cell), c.batches[0]) for c in store.cells()]
     return {
         (c.method, c.estimator, c.attack.gradient): {k: v for k, v in b.items() if k not in timed} for c, b in cells
     }
@@ -74,5 +74,5 @@ def test_the_numbers_are_those_that_are_known_and_come_again(recipe, tmp_path):
         if abs(found[key]["wrong_without"] - known[0]) > CLEAN or abs(found[key]["wrong"] - known[1]) > ATTACKED
     }
     assert not off
-    again = numbers(recipe.narrowed(methods=["sotta"]), tmp_path / "second.db")
+    again = numbers(recipe.narrow(methods=["sotta"]), tmp_path / "second.db")
     assert again == {key: value for key, value in found.items() if key[0] == "sotta"}

@@ -8,7 +8,7 @@ import pytest
 
 from medbn import bench, report
 from medbn.bench import Attack, Setting, published, recipes
-from medbn.bench.time_estimate import seconds, shortest, spoken
+from medbn.bench.time_estimate import estimate_seconds, format_duration, shortest_time
 from medbn.data import corruptions
 
 
@@ -49,7 +49,7 @@ def test_the_protocol_of_the_paper():
     recipe = recipes.get("targeted-instant")
     cell = next(recipe.cells())
     assert (cell.setting.batch_size, cell.setting.malicious, cell.setting.severity) == (200, 40, 5)
-    attack = cell.attack.make(0)
+    attack = cell.attack.build(0)
     assert (attack.steps, attack.step_size, attack.epsilon, attack.knowledge) == (100, 1 / 255, 1.0, "white")
     assert recipe.corruptions == corruptions.NAMES
     assert "eta" in recipe.methods
@@ -86,7 +86,7 @@ def test_a_mean_is_attacked_once_and_the_source_model_measured_once():
 
 
 def test_narrowing(tiny):
-    recipe = recipes.get("targeted-instant").narrowed(
+    recipe = recipes.get("targeted-instant").narrow(
         data=["cifar10-c"], methods=["tebn"], estimators=["median"], limit=2, batches=4, seeds=(1, 2)
     )
     cells = list(recipe.cells())
@@ -94,7 +94,7 @@ def test_narrowing(tiny):
     assert {cell.corruption for cell in cells} == set(corruptions.NAMES[:2])
     assert {cell.seed for cell in cells} == {1, 2}
     assert recipe.batches == 4
-    assert recipe.narrowed(weights="w.safetensors").settings[0].weights == "w.safetensors"
+    assert recipe.narrow(weights="w.safetensors").settings[0].weights == "w.safetensors"
     for wrong, message in [
         ({"data": ["cifar11"]}, "Available: cifar10-c"),
         ({"methods": ["tint"]}, "Did you mean 'tent'"),
@@ -104,9 +104,9 @@ def test_narrowing(tiny):
         ({"limit": 0}, "at least 1"),
     ]:
         with pytest.raises(ValueError, match=message):
-            recipe.narrowed(**wrong)
+            recipe.narrow(**wrong)
     with pytest.raises(ValueError, match="one model only"):
-        recipes.get("targeted-instant").narrowed(weights="x")
+        recipes.get("targeted-instant").narrow(weights="x")
 
 
 @pytest.mark.parametrize(
@@ -200,11 +200,11 @@ def test_a_toml_file_that_is_not_there():
 
 
 def test_estimates_grow_with_the_work(tiny):
-    base = seconds(tiny, 1e9)
-    assert seconds(replace(tiny, batches=1), 1e9) < base
-    assert seconds(replace(tiny, attacks=(replace(tiny.attacks[0], steps=20),)), 1e9) > 3 * base
-    assert seconds(recipes.get("targeted-instant"), 1e12) > 1000 * base / 1000
-    assert spoken(100) == "2 min"
+    base = estimate_seconds(tiny, 1e9)
+    assert estimate_seconds(replace(tiny, batches=1), 1e9) < base
+    assert estimate_seconds(replace(tiny, attacks=(replace(tiny.attacks[0], steps=20),)), 1e9) > 3 * base
+    assert estimate_seconds(recipes.get("targeted-instant"), 1e12) > 1000 * base / 1000
+    assert format_duration(100) == "2 min"
 
 
 def test_a_busy_moment_is_not_what_is_measured(monkeypatch):
@@ -215,5 +215,5 @@ def test_a_busy_moment_is_not_what_is_measured(monkeypatch):
     def work():
         now[0] += 0.006 if now[0] < 0.3 else 0.001
 
-    assert shortest(work) == pytest.approx(0.001)
+    assert shortest_time(work) == pytest.approx(0.001)
     assert now[0] < 0.6

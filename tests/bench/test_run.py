@@ -18,9 +18,9 @@ import pytest
 import torch
 
 from medbn import bench
-from medbn.bench import executors, runner
+from medbn.bench import cell_stream, executors, loading
 from medbn.bench.cell import Cell
-from medbn.bench.poison_cache import Memo, Remembering
+from medbn.bench.poison_cache import CachedAttack, PoisonCache
 
 SCRIPT = """
 import json, sys
@@ -129,9 +129,9 @@ def test_processes_give_the_numbers_of_one(tmp_path, tiny):
     bench.run(tiny, tmp_path / "one.db", place=bench.Place(threads=1))
     events = []
     place = bench.Place(threads=1)
-    bench.run(tiny, tmp_path / "two.db", place=place, executor=bench.Processes(place, 2), report=events.append)
+    bench.run(tiny, tmp_path / "two.db", place=place, executor=bench.Processes(place, 2), on_event=events.append)
     assert numbers(tmp_path / "one.db") == numbers(tmp_path / "two.db")
-    assert sum(event.kind == "done" for event in events) == 4
+    assert sum(event.kind == "finished" for event in events) == 4
     assert sum(event.kind == "batch" for event in events) == 12
 
 
@@ -149,13 +149,13 @@ def test_finished_cells_are_not_run_again_and_streams_are_continued(tmp_path, ti
     store, events = tmp_path / "x.db", []
     bench.run(replace(tiny, batches=1), store)
     first = numbers(store)
-    bench.run(tiny, store, report=events.append)
+    bench.run(tiny, store, on_event=events.append)
     assert sum(event.kind == "batch" for event in events) == 4 * 2
     second = numbers(store)
     assert all(second[key][:1] == batches for key, batches in first.items())
     events.clear()
-    bench.run(tiny, store, report=events.append)
-    assert {event.kind for event in events} == {"done"}
+    bench.run(tiny, store, on_event=events.append)
+    assert {event.kind for event in events} == {"finished"}
     bench.run(tiny, tmp_path / "whole.db")
     assert numbers(tmp_path / "whole.db") == second
 
@@ -167,7 +167,7 @@ def test_a_run_stopped_by_hand_keeps_what_is_finished(tmp_path, tiny):
 
     store = tmp_path / "x.db"
     with pytest.raises(KeyboardInterrupt):
-        bench.run(tiny, store, report=stop)
+        bench.run(tiny, store, on_event=stop)
     assert [len(batches) for batches in numbers(store).values()] == [2]
     with bench.Store(store) as opened:
         assert opened.runs()[0].ended is None
@@ -195,7 +195,7 @@ def test_keys_follow_everything_that_determines_the_numbers(tiny):
     assert len(keys) == 5 + len(other)
     moved = replace(cell, setting=replace(cell.setting, weights="elsewhere.safetensors"))
     assert moved.key("d", "w") == cell.key("d", "w")
-    assert Cell.of(json.loads(json.dumps(cell.describe()))) == cell
+    assert Cell.from_dict(json.loads(json.dumps(cell.to_dict()))) == cell
 
 
 def test_what_a_batch_stores(tmp_path, tiny):
@@ -233,14 +233,14 @@ def test_numbers_are_those_of_the_library(tmp_path, tiny):
 def test_methods_with_the_same_surrogate_share_what_is_crafted(tmp_path, tiny):
     recipe = replace(tiny, methods=("tebn", "tent", "eta", "sar", "sema"), estimators=("mean",), batches=2)
     events = []
-    runner._memo.batches.clear()
-    bench.run(recipe, tmp_path / "x.db", report=lambda e: events.append(e) if e.kind == "batch" else None)
+    cell_stream._poison_cache.batches.clear()
+    bench.run(recipe, tmp_path / "x.db", on_event=lambda e: events.append(e) if e.kind == "batch" else None)
     shared = {(e.cell.method, e.batch): e.metrics["shared"] for e in events}
     assert shared[("tebn", 1)] is False
     assert all(shared[(method, 1)] for method in ("tent", "eta", "sar"))
     assert not shared[("sema", 1)]  # normalises with other statistics
     assert not any(shared[(method, 2)] for method in ("tent", "eta", "sema"))  # has moved since
-    runner._memo.batches.clear()
+    cell_stream._poison_cache.batches.clear()
     alone = replace(recipe, methods=("tent",))
     bench.run(alone, tmp_path / "alone.db")
     assert set(map(repr, numbers(tmp_path / "alone.db").values())) <= set(
@@ -252,7 +252,7 @@ def test_what_an_attacker_of_past_sees_is_shared_by_its_weight(tiny):
     from medbn import methods, models
 
     model = models.get("resnet-small", weights="shipped")
-    attack = Remembering(tiny.attacks[0].make(0), Memo(), "weights")
+    attack = CachedAttack(tiny.attacks[0].build(0), PoisonCache(), "weights")
     images, labels = torch.rand(4, 1, 16, 16), torch.arange(4)
     keys = [
         attack.key(methods.adapt(model, "past", **options), images, labels, slice(3, 4))
@@ -262,7 +262,7 @@ def test_what_an_attacker_of_past_sees_is_shared_by_its_weight(tiny):
 
 
 def test_a_memo_forgets_the_oldest():
-    memo = Memo()
+    memo = PoisonCache()
     for number in range(40):
         memo.put(str(number), torch.tensor(number))
     assert memo.get("0") is None
@@ -273,14 +273,14 @@ def test_unrolled_attacks_and_later_batches_are_never_shared(tmp_path, tiny):
     unrolled = replace(tiny, methods=("tebn", "tent"), estimators=("mean",), batches=1)
     unrolled = replace(unrolled, attacks=(replace(tiny.attacks[0], unroll=1),))
     seen = []
-    runner._memo.batches.clear()
+    cell_stream._poison_cache.batches.clear()
     for rate in (1e-3, 0.3):
         options = {"tent": {"lr": rate}}
-        bench.run(replace(unrolled, options=options), tmp_path / f"{rate}.db", report=seen.append)
+        bench.run(replace(unrolled, options=options), tmp_path / f"{rate}.db", on_event=seen.append)
     assert not any(event.metrics["shared"] for event in seen if event.kind == "batch")
-    assert not runner._memo.batches
+    assert not cell_stream._poison_cache.batches
     bench.run(replace(tiny, estimators=("mean",)), tmp_path / "x.db")
-    assert len(runner._memo.batches) == 1  # of three batches of two methods
+    assert len(cell_stream._poison_cache.batches) == 1  # of three batches of two methods
 
 
 def test_knowledge_is_part_of_what_is_shared(tiny):
@@ -290,10 +290,10 @@ def test_knowledge_is_part_of_what_is_shared(tiny):
     model = models.get("resnet-small", weights="shipped")
     images, labels = next(data.load("digits").batches(20))
     tent, tebn = medbn.adapt(model, "tent", "mean"), medbn.adapt(model, "tebn", "mean")
-    attack = bench.Attack("targeted").make(0)
+    attack = bench.Attack("targeted").build(0)
 
     def key(adapter, attack) -> str:
-        return Remembering(attack, Memo(), "model").key(adapter, images, labels, slice(15, 20))
+        return CachedAttack(attack, PoisonCache(), "model").key(adapter, images, labels, slice(15, 20))
 
     assert key(tent, attack) == key(tebn, attack)
     semi = replace(attack, knowledge="semi")
@@ -323,7 +323,7 @@ def test_what_is_missing_is_said_before_anything_starts(tmp_path):
     ],
 )
 def test_weights_that_are_missing_are_made_by_a_command_that_works(setting, command, tmp_path):
-    (*_, text) = runner.missing(replace(bench.recipes.CIFAR10, **setting), (), tmp_path)
+    (*_, text) = bench.missing_requirements(replace(bench.recipes.CIFAR10, **setting), (), tmp_path)
     assert f"but there is no such file (make one: medbn train resnet26 {command.format(tmp_path)}" in text
 
 
@@ -372,7 +372,7 @@ def test_a_users_model_brings_its_weights_and_its_code_counts(tmp_path, tiny, mo
         importlib.invalidate_caches()
         sys.modules.pop("my_nets", None)
         sys.dont_write_bytecode = True
-        runner._model.cache_clear()
+        loading.load_model.cache_clear()
         bench.run(mine, tmp_path / "x.db")
         counts.append(len(numbers(tmp_path / "x.db")))
     assert counts == [1, 2]
@@ -394,7 +394,7 @@ def test_streams_that_are_too_short_are_refused(tmp_path, tiny):
 
 def test_deterministic_settings_are_put_back():
     before = torch.are_deterministic_algorithms_enabled(), torch.get_num_threads(), torch.backends.cudnn.benchmark
-    with runner.deterministic(bench.Place(threads=1)):
+    with bench.deterministic(bench.Place(threads=1)):
         assert torch.are_deterministic_algorithms_enabled()
         assert torch.get_num_threads() == 1
     after = torch.are_deterministic_algorithms_enabled(), torch.get_num_threads(), torch.backends.cudnn.benchmark
@@ -416,12 +416,12 @@ def test_several_recipes_are_one_piece_of_work(tmp_path, tiny):
     short = replace(tiny, name="short", batches=1)
     other = replace(tiny, name="other", batches=1, attacks=())
     events = []
-    assert bench.run([short, tiny, other], tmp_path / "x.db", report=events.append)
+    assert bench.run([short, tiny, other], tmp_path / "x.db", on_event=events.append)
     with bench.Store(tmp_path / "x.db") as store:
         assert [run.recipe["name"] for run in store.runs()] == ["short", tiny.name, "other"]
         assert all(run.ended for run in store.runs())
         assert sorted(len(cell.batches) for cell in store.cells()) == [1, 1, 1, 1, 3, 3, 3, 3]
-    assert sum(event.kind == "begun" for event in events) == 8
+    assert sum(event.kind == "started" for event in events) == 8
 
 
 @pytest.mark.parametrize("jobs", [1, 2])
@@ -439,11 +439,11 @@ def test_time_that_is_up_stops_a_run_and_loses_nothing(tmp_path, tiny, jobs):
 
 def test_cells_that_share_a_crafted_batch_stay_together(tiny):
     work = [(cell, 1) for cell in tiny.cells()]
-    together = [[(cell.method, cell.estimator) for cell, _ in group] for group in executors.groups(work)]
+    together = [[(cell.method, cell.estimator) for cell, _ in group] for group in executors.group_by_poison(work)]
     assert together == [[("tebn", "mean"), ("tent", "mean")], [("tebn", "image_median"), ("tent", "image_median")]]
-    apart = executors.groups([(cell, 1) for cell in replace(tiny, attacks=()).cells()])
+    apart = executors.group_by_poison([(cell, 1) for cell in replace(tiny, attacks=()).cells()])
     assert [len(group) for group in apart] == [1, 1, 1, 1]
-    assert executors.groups([]) == []
+    assert executors.group_by_poison([]) == []
 
 
 def test_a_sealed_store_keeps_results_and_cannot_be_continued(tmp_path, tiny):
@@ -463,7 +463,7 @@ def test_a_seed_gives_every_corruption_an_order_of_its_own(tiny):
     setting = tiny.settings[0]
     orders = {}
     for seed, corruption in ((0, "fog"), (0, "contrast"), (1, "fog"), (1, "contrast"), (2, "fog")):
-        found = runner._dataset(setting.data, corruption, 1, setting.frost, seed, None)
+        found = loading.load_stream(setting.data, corruption, 1, setting.frost, seed, None)
         orders[seed, corruption] = found.labels.tolist()
     assert orders[0, "fog"] == orders[0, "contrast"]
     assert len({tuple(order) for order in orders.values()}) == 4
@@ -496,8 +496,8 @@ def test_a_warm_up_is_shorter_than_the_stream(tiny):
 def test_results_from_before_there_was_a_warm_up_are_taken_up(tiny):
     cell = next(iter(tiny.cells()))
     assert cell.key("data", "weights") != replace(cell, warm_up=1).key("data", "weights")
-    assert "warm_up" in cell.describe()
-    assert Cell.of({name: value for name, value in cell.describe().items() if name != "warm_up"}) == cell
+    assert "warm_up" in cell.to_dict()
+    assert Cell.from_dict({name: value for name, value in cell.to_dict().items() if name != "warm_up"}) == cell
 
 
 def test_the_worst_attack_is_over_batches_that_saw_all_attacks(tiny):

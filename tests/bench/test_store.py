@@ -121,9 +121,9 @@ def test_a_number_that_was_given_to_another_process_is_no_claim(path):
 
 def test_runs_are_noted(path):
     with Store(path) as store:
-        first = store.begin({"name": "a"}, "medbn run a", FACTS, ["k", "l", "k"])
-        store.begin({"name": "b"}, "medbn run b", FACTS, [])
-        store.end(first)
+        first = store.begin_run({"name": "a"}, "medbn run a", FACTS, ["k", "l", "k"])
+        store.begin_run({"name": "b"}, "medbn run b", FACTS, [])
+        store.end_run(first)
         one, two = store.runs()
         assert (one.recipe, one.command, one.keys) == ({"name": "a"}, "medbn run a", ("k", "l"))
         assert one.ended is not None

@@ -156,7 +156,7 @@ def test_minutes_may_be_a_fraction(tmp_path, capsys):
 
 
 def test_what_would_take_months_says_how_to_narrow_it(monkeypatch, capsys, tmp_path):
-    monkeypatch.setattr("medbn.bench.time_estimate.speed", lambda device: 1e11)
+    monkeypatch.setattr("medbn.bench.time_estimate.measure_speed", lambda device: 1e11)
     for name, narrowed in (("targeted-instant", True), ("demo", False)):
         assert main(["recipes", name, "--root", str(tmp_path), "--device", "cpu"]) == 0
         assert ("years on cpu (estimate); shorten it with --data" in capsys.readouterr().out) is narrowed

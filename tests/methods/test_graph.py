@@ -13,8 +13,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 
 import medbn
 from medbn import cuda_graphs
-from medbn.bench import Place
-from medbn.bench.runner import deterministic
+from medbn.bench import Place, deterministic
 from medbn.methods import _graph
 from medbn.methods._call import Inputs
 

@@ -27,7 +27,7 @@ def fill(path, recipe, batches: int = 2, shift: int = 0, tag: str = "a", again: 
             keys.append(key)
             if again:
                 continue
-            store.claim(key, cell.describe(), FACTS)
+            store.claim(key, cell.to_dict(), FACTS)
             benign = cell.setting.batch_size - cell.setting.malicious
             for batch in range(batches):
                 wrong = RATES[cell.estimator] * benign // 100 + batch + shift
@@ -42,7 +42,7 @@ def fill(path, recipe, batches: int = 2, shift: int = 0, tag: str = "a", again: 
                         }
                 store.commit(key, batch, metrics, b"", [(b"\x89PNG clean", b"\x89PNG bad")] if batch == 0 else None)
             store.release(key)
-        store.begin(json.loads(json.dumps(asdict(recipe))), f"medbn run {recipe.name}", FACTS, keys)
+        store.begin_run(json.loads(json.dumps(asdict(recipe))), f"medbn run {recipe.name}", FACTS, keys)
 
 
 def parts(document, kind):
@@ -52,7 +52,7 @@ def parts(document, kind):
 @pytest.fixture
 def cifar(tmp_path):
     def make(name: str, **narrow):
-        recipe = recipes.get(name).narrowed(**narrow)
+        recipe = recipes.get(name).narrow(**narrow)
         fill(tmp_path / "x.db", recipe)
         with Store(tmp_path / "x.db") as store:
             return build(store), recipe
@@ -195,7 +195,7 @@ def test_every_recipe_has_its_numbers_beside_the_papers(cifar, name):
 
 
 def test_runs_with_other_options_or_newer_data_are_not_mixed(tmp_path):
-    recipe = recipes.get("indiscriminate-instant").narrowed(data=["cifar10-c"], methods=["tent"], limit=2)
+    recipe = recipes.get("indiscriminate-instant").narrow(data=["cifar10-c"], methods=["tent"], limit=2)
     path = tmp_path / "x.db"
 
     def shown() -> float:
@@ -217,7 +217,7 @@ def test_runs_with_other_options_or_newer_data_are_not_mixed(tmp_path):
 
 
 def test_attacks_that_differ_in_steps_alone_have_columns_of_their_own(tmp_path):
-    recipe = recipes.get("indiscriminate-instant").narrowed(data=["cifar10-c"], methods=["tebn"], limit=1)
+    recipe = recipes.get("indiscriminate-instant").narrow(data=["cifar10-c"], methods=["tebn"], limit=1)
     both = replace(recipe, attacks=(*recipe.attacks, replace(recipe.attacks[0], steps=7)))
     fill(tmp_path / "x.db", both)
     with Store(tmp_path / "x.db") as store:
@@ -228,7 +228,7 @@ def test_attacks_that_differ_in_steps_alone_have_columns_of_their_own(tmp_path):
 
 
 def test_severities_and_sizes_have_tables_of_their_own(tmp_path):
-    recipe = recipes.get("indiscriminate-instant").narrowed(data=["cifar10-c"], methods=["tebn"], limit=1)
+    recipe = recipes.get("indiscriminate-instant").narrow(data=["cifar10-c"], methods=["tebn"], limit=1)
     (setting,) = recipe.settings
     more = (setting, replace(setting, severity=3), replace(setting, malicious=10))
     fill(tmp_path / "x.db", replace(recipe, settings=more))
@@ -240,7 +240,7 @@ def test_severities_and_sizes_have_tables_of_their_own(tmp_path):
 
 
 def test_unfinished_runs_say_so(tmp_path):
-    recipe = recipes.get("indiscriminate-instant").narrowed(data=["cifar10-c"], methods=["tebn"], limit=1)
+    recipe = recipes.get("indiscriminate-instant").narrow(data=["cifar10-c"], methods=["tebn"], limit=1)
     fill(tmp_path / "x.db", recipe, batches=2)
     with Store(tmp_path / "x.db") as store:
         store.connection.execute("DELETE FROM batches WHERE key LIKE '%0000' AND number = 1")
@@ -256,7 +256,7 @@ def without(store, estimator: str, keep: int, gradient: str | None = None) -> No
 
 
 def test_cells_of_fewer_batches_say_so_and_are_not_the_best(tmp_path):
-    recipe = recipes.get("indiscriminate-instant").narrowed(data=["cifar10-c"], methods=["tebn"], limit=2)
+    recipe = recipes.get("indiscriminate-instant").narrow(data=["cifar10-c"], methods=["tebn"], limit=2)
     fill(tmp_path / "x.db", recipe)
     with Store(tmp_path / "x.db") as store:
         without(store, "image_median", keep=1)
@@ -282,7 +282,7 @@ def test_cells_of_as_many_batches_do_not_say_how_many(cifar):
 
 
 def test_how_many_batches_of_each_corruption_there_are(tmp_path):
-    recipe = recipes.get("targeted-instant").narrowed(data=["cifar10-c"], methods=["tebn"], limit=3)
+    recipe = recipes.get("targeted-instant").narrow(data=["cifar10-c"], methods=["tebn"], limit=3)
 
     def note() -> str:
         with Store(tmp_path / "x.db") as store:
@@ -305,7 +305,7 @@ def test_one_attack_has_one_interval(cifar):
 
 
 def test_the_worst_of_attacks_is_drawn_within_streams_too(tmp_path):
-    recipe = recipes.get("worst-case").narrowed(methods=["tebn"], limit=2)
+    recipe = recipes.get("worst-case").narrow(methods=["tebn"], limit=2)
     fill(tmp_path / "x.db", recipe)
     with Store(tmp_path / "x.db") as store:
         for stored in store.cells():
@@ -318,7 +318,7 @@ def test_the_worst_of_attacks_is_drawn_within_streams_too(tmp_path):
 
 
 def test_a_picture_says_which_batches_it_is_over_where_these_are_not_all(tmp_path):
-    fill(tmp_path / "x.db", recipes.get("worst-case").narrowed(methods=["tebn"], limit=1))
+    fill(tmp_path / "x.db", recipes.get("worst-case").narrow(methods=["tebn"], limit=1))
     with Store(tmp_path / "x.db") as store:
         without(store, "mad", keep=1, gradient="smooth")
         document = build(store)
@@ -330,7 +330,7 @@ def test_a_picture_says_which_batches_it_is_over_where_these_are_not_all(tmp_pat
 
 
 def test_the_lead_of_an_unfinished_run_compares_the_same_batches(tmp_path):
-    recipe = recipes.get("indiscriminate-instant").narrowed(data=["cifar10-c"], methods=["tebn"], limit=1)
+    recipe = recipes.get("indiscriminate-instant").narrow(data=["cifar10-c"], methods=["tebn"], limit=1)
     fill(tmp_path / "x.db", recipe)
     with Store(tmp_path / "x.db") as store:
         for stored in store.cells():  # the second batch is much harder
@@ -351,7 +351,7 @@ def test_the_lead_of_an_unfinished_run_compares_the_same_batches(tmp_path):
 
 
 def test_nothing_is_compared_in_the_lead_that_shares_no_batch(tmp_path):
-    recipe = recipes.get("indiscriminate-instant").narrowed(data=["cifar10-c"], methods=["tebn"], limit=2)
+    recipe = recipes.get("indiscriminate-instant").narrow(data=["cifar10-c"], methods=["tebn"], limit=2)
     fill(tmp_path / "x.db", recipe)
     with Store(tmp_path / "x.db") as store:
         for stored in store.cells():
@@ -361,18 +361,18 @@ def test_nothing_is_compared_in_the_lead_that_shares_no_batch(tmp_path):
 
 
 def test_a_run_that_ended_is_complete(tmp_path):
-    recipe = recipes.get("indiscriminate-instant").narrowed(data=["cifar10-c"], methods=["tebn"], limit=1)
+    recipe = recipes.get("indiscriminate-instant").narrow(data=["cifar10-c"], methods=["tebn"], limit=1)
     fill(tmp_path / "x.db", replace(recipe, batches=9))  # of streams that are shorter
     with Store(tmp_path / "x.db") as store:
         assert build(store).lead.startswith("The run is not complete. ")
-        store.end(store.runs()[-1].id)
+        store.end_run(store.runs()[-1].id)
         assert build(store).lead.startswith("The error on images")
 
 
 def test_several_recipes_and_a_choice_of_them(tmp_path):
     path = tmp_path / "x.db"
     for name in ("epsilon", "knowledge"):
-        fill(path, recipes.get(name).narrowed(limit=1))
+        fill(path, recipes.get(name).narrow(limit=1))
     with Store(path) as store:
         both = build(store)
         assert any(section.title.startswith("epsilon: ") for section in both.sections)
@@ -399,7 +399,7 @@ def test_registered_estimators_are_called_by_their_names(tmp_path, monkeypatch):
     monkeypatch.setattr(medbn.estimators, "_registry", dict(medbn.estimators._registry))
     medbn.estimators.register("mine")(lambda x, valid: (x.mean((0, 2, 3)), x.var((0, 2, 3))))
     monkeypatch.setitem(RATES, "mine", 70)
-    recipe = recipes.get("epsilon").narrowed(limit=1)
+    recipe = recipes.get("epsilon").narrow(limit=1)
     fill(tmp_path / "x.db", replace(recipe, estimators=("mean", "mine")))
     with Store(tmp_path / "x.db") as store:
         document = build(store)

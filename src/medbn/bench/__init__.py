@@ -1,37 +1,61 @@
-"""The test bench: named experiments, run in resumable pieces, kept in one file.
+"""The test bench: named experiments, run in pieces that can be continued, stored in one file.
 
 from medbn import bench
 
-    recipe = bench.recipes.get("targeted-instant").narrowed(data=["cifar10-c"], methods=["tebn"], batches=2)
+    recipe = bench.recipes.get("targeted-instant").narrow(data=["cifar10-c"], methods=["tebn"], batches=2)
     bench.run(recipe, "results.db", place=bench.Place(device="cuda"))
 """
 
-from . import intervals, published, recipes, results
+from . import intervals, published, recipe_file, recipes, results, time_estimate
 from .cell import Attack, Cell, Setting
+from .events import Event
 from .executors import Executor, InProcess, Processes
-from .recipe import Recipe
-from .run import MissingError, check, run
-from .runner import Event, Place
+from .intervals import Interval
+from .place import Place, deterministic, machine_facts
+from .recipe import AXES, DEFENCES, DIGITS, SWEEPS, Recipe
+from .requirements import (
+    MissingError,
+    check_requirements,
+    missing_requirements,
+    recipe_requirements,
+    weights_path,
+)
+from .results import Result, Results
+from .runner import run
 from .store import LostClaimError, Store, StoreError
 
 __all__ = [
+    "AXES",
+    "DEFENCES",
+    "DIGITS",
+    "SWEEPS",
     "Attack",
     "Cell",
     "Event",
     "Executor",
     "InProcess",
+    "Interval",
     "LostClaimError",
     "MissingError",
     "Place",
     "Processes",
     "Recipe",
+    "Result",
+    "Results",
     "Setting",
     "Store",
     "StoreError",
-    "check",
+    "check_requirements",
+    "deterministic",
     "intervals",
+    "machine_facts",
+    "missing_requirements",
     "published",
+    "recipe_file",
+    "recipe_requirements",
     "recipes",
     "results",
     "run",
+    "time_estimate",
+    "weights_path",
 ]

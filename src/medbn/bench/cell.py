@@ -1,4 +1,4 @@
-"""The unit of work: one stream of batches under one configuration, and what its numbers depend on."""
+"""A cell: one stream of batches under one configuration, and the key under which its numbers are stored."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from ..data import corruptions
 from ..data.dataset import digest
 
 ALGORITHM = 3
-"""Raised whenever the same cell gives other numbers: stored results of older numbers are then not taken up."""
+"""The version of the numbers: raise it when the same cell gives other numbers, so that stored ones are run again."""
 
 
 def check_types(value: Any) -> None:
-    """Refuse a field of another kind than its annotation says: a TOML file may hold anything."""
+    """Raise a ValueError if a dataclass's field is not of its annotated type: a TOML file can contain anything."""
     kinds: dict[str, Any] = {"str": str, "int": int, "float": (int, float), "bool": bool}
     for one in fields(value):
         given = getattr(value, one.name)
@@ -30,7 +30,7 @@ def check_types(value: Any) -> None:
 
 @dataclass(frozen=True)
 class Attack:
-    """An attack by its options, which are those of ``medbn.attacks.DIA``."""
+    """An attack by its options, which are those of ``medbn.attacks.DIA``; ``objective`` is a name."""
 
     objective: str = "targeted"
     steps: int = 100
@@ -47,16 +47,16 @@ class Attack:
         check_types(self)
         if attacks.objectives.get(self.objective).dense:
             raise ValueError(f"objective {self.objective!r} is for segmentation models, which the bench does not run.")
-        self.make(0)  # says what is wrong with the rest
+        self.build(0)  # which checks the other options
 
-    def make(self, seed: int) -> attacks.DIA:
-        """The attack itself."""
+    def build(self, seed: int) -> attacks.DIA:
+        """Return the attack as a callable object."""
         options = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "objective"}
         return attacks.DIA(attacks.objectives.get(self.objective)(), seed=seed, **options)
 
     @property
     def label(self) -> str:
-        """What makes it different from the paper's attack, in words."""
+        """The gradient, and every other difference to the paper's attack, in words."""
         words = [self.gradient.replace("_", "-")]
         words += [f"{self.knowledge}-white-box"] if self.knowledge != "white" else []
         words += ["adaptive"] if self.alignment else []
@@ -67,20 +67,30 @@ class Attack:
 
 @dataclass(frozen=True)
 class Setting:
-    """Which images go through which model."""
+    """The data, the model and the batches.
+
+    Args:
+        data: the name of a dataset, or a folder of images.
+        model: the name of a model, or ``MODULE:FUNCTION``.
+        weights: a file, ``"shipped"`` or ``"default"`` (torchvision's or timm's); None for the file that
+            ``medbn train`` writes, ``ROOT/models/MODEL-CLEAN.safetensors``.
+        clean: the clean dataset, from whose training images EATA computes its Fisher information: a name or a folder.
+        preset: the benchmark whose published options the methods use.
+        severity: of the corruptions, 1 to 5.
+        batch_size: images per batch.
+        malicious: how many of them the attacker controls, the last ones of each batch.
+        frost: for images that are corrupted as they are read: a folder of photographs, or ``"synthetic"``.
+    """
 
     data: str
     model: str
     weights: str | None = None
-    """A file, "shipped", "default" (torchvision's or timm's); None is ``ROOT/models/MODEL-CLEAN.safetensors``."""
     clean: str | None = None
-    """The clean dataset, whose training images EATA needs; a name or a folder."""
     preset: str = "cifar10"
     severity: int = 5
     batch_size: int = 200
     malicious: int = 40
     frost: str | None = None
-    """For images that are corrupted as they are read: a folder of photographs, or "synthetic"."""
 
     def __post_init__(self) -> None:
         check_types(self)
@@ -96,13 +106,26 @@ class Setting:
 
     @property
     def dataset(self) -> str:
-        """The name under which the paper's tables have it."""
+        """The dataset's name in the paper's tables."""
         return self.data if self.data.endswith("-c") or "/" in self.data else f"{self.data}-c"
 
 
 @dataclass(frozen=True)
 class Cell:
-    """One stream under one configuration. ``attack`` None is a stream without attack."""
+    """One stream of batches under one configuration.
+
+    Args:
+        setting: the data, the model and the batches.
+        corruption: the corruption of the images.
+        method: the name of the adaptation method.
+        estimator: the name of the estimator of its layers.
+        attack: the attack on every batch; None for a stream without attack.
+        scenario: whether poison stays in the adapter; see ``medbn.attacks``.
+        seed: of the order of the images and of the method's random choices.
+        predict: take predictions ``"before"`` or ``"after"`` the update.
+        options: of the method, in addition to its preset.
+        warm_up: batches of the stream before the first that is attacked.
+    """
 
     setting: Setting
     corruption: str
@@ -113,44 +136,46 @@ class Cell:
     seed: int = 0
     predict: str = "after"
     options: dict[str, Any] = field(default_factory=dict, hash=False)
-    """Of the method, beside its preset."""
     warm_up: int = 0
-    """Batches of the stream before the first that is attacked."""
 
-    def describe(self) -> dict[str, Any]:
-        """The cell as plain values, which ``of`` reads back."""
+    def to_dict(self) -> dict[str, Any]:
+        """Return the cell as plain values."""
         return asdict(self)
 
     @classmethod
-    def of(cls, described: dict[str, Any]) -> Cell:
-        """The inverse of ``describe``."""
-        attack = described["attack"]
+    def from_dict(cls, values: dict[str, Any]) -> Cell:
+        """Return the cell from which ``to_dict`` made these values."""
+        attack = values["attack"]
         return cls(
             **{
-                **described,
-                "setting": Setting(**described["setting"]),
+                **values,
+                "setting": Setting(**values["setting"]),
                 "attack": None if attack is None else Attack(**attack),
             }
         )
 
     def key(self, data: str, weights: str, clean: str = "", code: str = "") -> str:
-        """A hash of everything that determines the numbers.
+        """Return a hash of everything that determines the cell's numbers.
 
-        ``data``, ``weights`` and ``clean`` are fingerprints, ``code`` is the text of what the user brings.
+        The number of batches is not part of it, because it only says where the stream ends. Nor are the paths of files:
+        their fingerprints say what is in them.
 
-        How many batches are run is not part of it, since that only says where the stream ends; nor are the places of
-        files, since the fingerprints say what is in them.
+        Args:
+            data: the fingerprint of the images.
+            weights: the fingerprint of the model's weights.
+            clean: the fingerprint of the clean images, if the method uses them.
+            code: the source of the user's own model and estimator.
         """
-        described = self.describe()
-        for place in ("data", "weights", "clean", "frost"):
-            del described["setting"][place]
+        values = self.to_dict()
+        for path in ("data", "weights", "clean", "frost"):
+            del values["setting"][path]
         if not self.warm_up:
-            del described["warm_up"]  # as in stores from before there was one
-        return digest(json.dumps([ALGORITHM, described, data, weights, clean, code], sort_keys=True))
+            del values["warm_up"]  # stores from before this field existed stay valid
+        return digest(json.dumps([ALGORITHM, values, data, weights, clean, code], sort_keys=True))
 
     @property
     def label(self) -> str:
-        """One line that tells it from its neighbours."""
+        """The cell in one line."""
         attack = f"{self.attack.objective} ({self.attack.label}), {self.scenario}" if self.attack else "no attack"
         sizes = f"{self.setting.malicious}/{self.setting.batch_size}"
         return f"{self.setting.dataset} {self.corruption} · {self.method} + {self.estimator} · {attack} · {sizes}"

@@ -1,4 +1,4 @@
-"""Where cells are run: in this process, or in several. Anything with the same ``run`` plugs in here."""
+"""Where cells run: in this process, or in several. Any object with the same ``run`` method works as an executor."""
 
 from __future__ import annotations
 
@@ -14,37 +14,39 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from .cell import Cell
-from .runner import Event, Place, Report, deterministic, execute
+from .cell_stream import run_cell
+from .events import Event, OnEvent
+from .place import Place, deterministic
 from .store import Store
 
 Work = Sequence[tuple[Cell, "int | None"]]
-"""Cells, and up to which batch each is to be run; None for all of its stream."""
+"""Cells, each with the number of batches to run; None for all of its stream."""
 
 
 class Executor(Protocol):
-    """Runs cells and reports what happens; the store is a path, since work may happen elsewhere."""
+    """Runs cells and reports events; the store is a path, because cells may run in other processes."""
 
-    def run(self, work: Work, store: Path, report: Report) -> None:
-        """Run all cells to their end. An error in one is raised; what is finished by then is in the store."""
+    def run(self, work: Work, store: Path, on_event: OnEvent) -> None:
+        """Run all cells to their end. If one raises, its error is raised; what is finished by then is stored."""
 
 
 class InProcess:
-    """One cell after the other, here."""
+    """Runs cells in this process, one after the other."""
 
     def __init__(self, place: Place) -> None:
         self.place = place
 
-    def run(self, work: Work, store: Path, report: Report) -> None:
+    def run(self, work: Work, store: Path, on_event: OnEvent) -> None:
         """Run all cells."""
         with deterministic(self.place), Store(store) as opened:
             for cell, batches in work:
-                execute(cell, opened, self.place, batches, report)
+                run_cell(cell, opened, self.place, batches, on_event)
 
 
 class Processes:
-    """Several processes of this machine, each with its share of the cores.
+    """Runs cells in several processes of this machine, which divide the cores among them.
 
-    Cells that share a crafted batch, because they differ in the method alone, go to one process together.
+    Cells that differ in the method alone run in one process, where they can share a poisoned batch.
     """
 
     def __init__(self, place: Place, jobs: int) -> None:
@@ -53,33 +55,33 @@ class Processes:
         self.jobs = jobs
         self.place = replace(place, threads=place.threads or max(1, (os.cpu_count() or 1) // jobs))
 
-    def run(self, work: Work, store: Path, report: Report) -> None:
-        """Run all cells; stops all processes when interrupted."""
+    def run(self, work: Work, store: Path, on_event: OnEvent) -> None:
+        """Run all cells; an interrupt stops all processes."""
         context = get_context("spawn")  # torch's threads and CUDA do not survive a fork
-        tasks, events = context.Queue(), context.Queue()
-        for group in groups(work):
-            tasks.put([(cell.describe(), batches) for cell, batches in group])
+        tasks, messages = context.Queue(), context.Queue()
+        for group in group_by_poison(work):
+            tasks.put([(cell.to_dict(), batches) for cell, batches in group])
         for _ in range(self.jobs):
             tasks.put(None)
-        arguments = (tasks, events, str(store), self.place)
+        arguments = (tasks, messages, str(store), self.place)
         workers = [context.Process(target=_work, args=arguments, daemon=True) for _ in range(self.jobs)]
-        with _deaf():
+        with _ignore_interrupts():
             for worker in workers:
                 worker.start()
-        failed: list[str] = []
+        errors: list[str] = []
         try:
             running = len(workers)
             while running:
                 try:
-                    kind, value = events.get(timeout=1)
+                    kind, value = messages.get(timeout=1)
                 except queue.Empty:
-                    if all(not worker.is_alive() for worker in workers) and events.empty():
+                    if all(not worker.is_alive() for worker in workers) and messages.empty():
                         raise RuntimeError("the processes ended before their work was done.") from None
                     continue
                 if kind == "event":
-                    report(value)
+                    on_event(value)
                 elif kind == "error":
-                    failed.append(value)
+                    errors.append(value)
                 else:
                     running -= 1
         finally:
@@ -87,31 +89,30 @@ class Processes:
                 worker.terminate()
             for worker in workers:
                 worker.join()
-            for channel in (tasks, events):
+            for channel in (tasks, messages):
                 channel.cancel_join_thread()
                 channel.close()
-        if failed:
-            raise ValueError(failed[0])
+        if errors:
+            raise ValueError(errors[0])
 
 
-def groups(work: Work) -> list[list[tuple[Cell, int | None]]]:
-    """Neighbours that are attacked and differ in method and options alone, together; all others by themselves."""
-    found: list[list[tuple[Cell, int | None]]] = []
+def group_by_poison(work: Work) -> list[list[tuple[Cell, int | None]]]:
+    """Group neighbouring attacked cells that differ in method and options alone; every other cell is a group."""
+    groups: list[list[tuple[Cell, int | None]]] = []
     for cell, batches in work:
-        last = found[-1][0][0] if found else None
-        alike = last is not None and cell.attack is not None
-        if last is not None and alike and replace(cell, method=last.method, options=last.options) == last:
-            found[-1].append((cell, batches))
+        last = groups[-1][0][0] if groups and cell.attack is not None else None
+        if last is not None and replace(cell, method=last.method, options=last.options) == last:
+            groups[-1].append((cell, batches))
         else:
-            found.append([(cell, batches)])
-    return found
+            groups.append([(cell, batches)])
+    return groups
 
 
 @contextmanager
-def _deaf() -> Iterator[None]:
-    """Ignore Ctrl-C for a moment: a process that is started meanwhile ignores it from its first instruction on."""
+def _ignore_interrupts() -> Iterator[None]:
+    """Ignore Ctrl-C: a process that is started meanwhile inherits this, from its first instruction on."""
     if threading.current_thread() is not threading.main_thread():
-        yield  # only the main thread may say so
+        yield  # only the main thread may set signal handlers
         return
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
@@ -120,23 +121,24 @@ def _deaf() -> Iterator[None]:
         signal.signal(signal.SIGINT, before)
 
 
-def _work(tasks: Any, events: Any, store: str, place: Place) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent is asked to stop, and stops us
+def _work(tasks: Any, messages: Any, store: str, place: Place) -> None:
+    """Run groups of cells until there are none left: the main function of a worker process."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the parent too, which terminates its workers
     parent = parent_process()
 
-    def report(event: Event) -> None:
+    def on_event(event: Event) -> None:
         if parent is not None and not parent.is_alive():
-            os._exit(1)  # nobody is waiting; what is finished is in the store
-        events.put(("event", event))
+            os._exit(1)  # the parent was killed; what is finished is stored
+        messages.put(("event", event))
 
     with deterministic(place), Store(store) as opened:
         for group in iter(tasks.get, None):
-            for described, batches in group:
-                cell = Cell.of(described)
+            for cell_dict, batches in group:
+                cell = Cell.from_dict(cell_dict)
                 try:
-                    execute(cell, opened, place, batches, report)
-                except Exception as error:  # the other cells go on; the parent raises it at the end
-                    events.put(("error", f"{cell.label}: {error}"))
-    events.put(("end", None))
-    events.close()
-    events.join_thread()
+                    run_cell(cell, opened, place, batches, on_event)
+                except Exception as error:  # the other cells continue; the parent raises it at the end
+                    messages.put(("error", f"{cell.label}: {error}"))
+    messages.put(("end", None))
+    messages.close()
+    messages.join_thread()

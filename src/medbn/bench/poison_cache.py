@@ -1,6 +1,6 @@
-"""Craft once what several methods would craft alike: on the first batch, TENT's surrogate is TeBN's.
+"""Reuse a poisoned batch for all methods that an attacker sees alike: at first, TENT's surrogate is TeBN's.
 
-Methods that differ in what they learn alone come one after the other, and only their first batches are alike.
+Only the first attacked batch of a stream is cached: after it, methods that learn differ from those that do not.
 """
 
 from __future__ import annotations
@@ -16,66 +16,74 @@ from torch import Tensor
 from ..attacks import DIA, Objective
 from ..methods.base import Adapter
 
-KEPT = 4
+SIZE = 4
+"""Poisoned batches in a cache."""
 
 
-class Memo:
-    """The last few poisoned batches, by everything that they depend on."""
+class PoisonCache:
+    """The last few poisoned batches, by a hash of everything that they depend on."""
 
     def __init__(self) -> None:
         self.batches: OrderedDict[str, Tensor] = OrderedDict()
 
     def get(self, key: str) -> Tensor | None:
-        """A poisoned batch, if it is remembered."""
+        """Return a poisoned batch, or None if it is not cached."""
         if key in self.batches:
             self.batches.move_to_end(key)
         return self.batches.get(key)
 
     def put(self, key: str, poisoned: Tensor) -> None:
-        """Remember one, and forget the oldest."""
+        """Add a batch, and drop the one that was used least recently."""
         self.batches[key] = poisoned
-        while len(self.batches) > KEPT:
+        while len(self.batches) > SIZE:
             self.batches.popitem(last=False)
 
 
-class Remembering:
-    """An attack that looks into a memo first, and measures the time that crafting took (or would have taken)."""
+class CachedAttack:
+    """An attack that uses a poisoned batch of the cache if there is one, and measures the time.
 
-    def __init__(self, attack: DIA, memo: Memo, weights: str) -> None:
-        self.attack, self.memo = attack, memo
-        self.weights = weights
-        """The fingerprint of the model: of all that no method learns."""
+    Args:
+        attack: the attack.
+        cache: where it looks first.
+        fingerprint: of the model's weights, which stand for all parameters that no method learns.
+    """
+
+    def __init__(self, attack: DIA, cache: PoisonCache, fingerprint: str) -> None:
+        self.attack, self.cache = attack, cache
+        self.fingerprint = fingerprint
         self.seconds = 0.0
+        """How long the last batch took to craft or to fetch."""
         self.shared = False
+        """Whether the last batch came from the cache."""
         self.first = True
-        """Whether this is the first batch of a stream: later ones differ between methods, and are not kept."""
+        """Whether the next batch is the first attacked one of a stream."""
 
     @property
     def objective(self) -> Objective:
-        """What the attack raises."""
+        """The objective of the attack."""
         return self.attack.objective
 
     def __call__(self, adapter: Adapter, images: Tensor, labels: Tensor, malicious: Any) -> Tensor:
-        """The poisoned batch."""
-        alike = self.first and not self.attack.unroll
-        key = self.key(adapter, images, labels, malicious) if alike else ""
+        """Return the poisoned batch."""
+        cacheable = self.first and not self.attack.unroll  # an unrolled attack depends on how the method learns
+        key = self.key(adapter, images, labels, malicious) if cacheable else ""
         began = time.perf_counter()
-        found = self.memo.get(key) if alike else None
-        self.shared = found is not None
-        if found is None:
-            found = self.attack(adapter, images, labels, malicious)
-            if alike:
-                self.memo.put(key, found)
+        poisoned = self.cache.get(key) if cacheable else None
+        self.shared = poisoned is not None
+        if poisoned is None:
+            poisoned = self.attack(adapter, images, labels, malicious)
+            if cacheable:
+                self.cache.put(key, poisoned)
         if images.is_cuda:
             torch.cuda.synchronize(images.device)
         self.seconds = time.perf_counter() - began
-        return found
+        return poisoned
 
     def key(self, adapter: Adapter, images: Tensor, labels: Tensor, malicious: Any) -> str:
-        """A hash of the surrogate and of what it is attacked with.
+        """Return a hash of the surrogate, the batch and the attack.
 
         The surrogate is the model under its layers' policies and estimators, in the state that the attacker knows. How
-        a method learns does not enter, as long as no step of it is unrolled.
+        a method learns does not matter, as long as no step of it is unrolled.
         """
         attack = self.attack
         state = adapter.source_state if attack.knowledge == "semi" else adapter.snapshot()
@@ -87,15 +95,15 @@ class Remembering:
         weight = weighing(len(images), state["memory"]) if weighing else None
         normalising = own_ways, getattr(adapter, "statistics", None), weight, adapter.logits
         total.update(repr((attack, str(adapter.model), layers, normalising, malicious, images.shape)).encode())
-        total.update(self.weights.encode())
+        total.update(self.fingerprint.encode())
         affine = {
             f"{name}.{kind}": value
             for name, layer in adapter.layers.items()
             for kind, value in (("weight", layer.weight), ("bias", layer.bias))
             if value is not None
         }
-        known = {**affine, **state["learned"]}  # in the layers' order, whatever is learned
-        values = [*known.values(), *(value for pair in state["averages"].values() for value in pair)]
+        learned = {**affine, **state["learned"]}  # in the layers' order, whatever is learned
+        values = [*learned.values(), *(value for pair in state["averages"].values() for value in pair)]
         for value in (*values, images, labels):
             total.update(value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
         return total.hexdigest()

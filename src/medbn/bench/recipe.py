@@ -1,4 +1,4 @@
-"""An experiment as a typed description: the product of data, corruptions, methods, estimators, attacks and seeds."""
+"""A recipe: an experiment as the product of data, corruptions, methods, estimators, attacks and seeds."""
 
 from __future__ import annotations
 
@@ -14,38 +14,53 @@ from . import published
 from .cell import Attack, Cell, Setting, check_types
 
 INSTANT = ("tebn", "tent", "eta", "sar", "sotta", "sema", "mdia")
-"""The seven methods of the paper's tables; EATA stands for ETA where the attack is cumulative."""
-AXES = ("method", "corruption", "malicious", "batch_size", "epsilon", "knowledge", "gradient")
+"""The seven methods of the paper's tables of instant attacks; its cumulative ones have EATA in ETA's place."""
 DEFENCES = ("mean", "median", "image_median")
+"""BatchNorm, the paper's estimator and ours."""
+SWEEPS = {"malicious": "malicious images per batch", "batch_size": "images per batch, a fifth of them malicious"}
+"""Axes along which the sizes of a batch vary, each with its description."""
+AXES = ("method", "corruption", *SWEEPS, "epsilon", "knowledge", "gradient")
 DIGITS = Setting("digits", "resnet-small", weights="shipped", clean="digits", frost="synthetic")
-"""The embedded default."""
+"""Data and model that ship with the package."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """What to run: the product of all these."""
+    """An experiment: it runs every combination of these.
 
-    name: str
-    about: str
+    Args:
+        name: the name of ``medbn run``.
+        about: one sentence for the report.
+        settings: data, models and batches.
+        methods: names of methods.
+        estimators: names of estimators.
+        attacks: attacks; none for a run without attack.
+        scenario: whether poison stays in the adapter; see ``medbn.attacks``.
+        corruptions: names of corruptions.
+        seeds: of the order of the images; 0 is the order of the files.
+        batches: batches of each stream; None for all of it.
+        warm_up: how many of these are served before the first that is attacked.
+        predict: take predictions ``"before"`` or ``"after"`` the update.
+        options: of methods by their names, in addition to their presets: ``{"tent": {"lr": 0.01}}``.
+        published: the paper's tables that the report shows beside the results.
+        axis: what the report's tables vary: a name of ``AXES``.
+    """
+
+    name: str = ""
+    about: str = ""
     settings: tuple[Setting, ...]
     methods: tuple[str, ...] = INSTANT
     estimators: tuple[str, ...] = DEFENCES
     attacks: tuple[Attack, ...] = ()
-    """None at all is a run without attack."""
     scenario: str = "instant"
     corruptions: tuple[str, ...] = corruptions.NAMES
     seeds: tuple[int, ...] = (0,)
     batches: int | None = None
-    """Batches of each stream; None is all of it."""
     warm_up: int = 0
-    """How many of these come before the first that is attacked."""
     predict: str = "after"
     options: dict[str, dict[str, Any]] = field(default_factory=dict)
-    """Of methods, by their names, beside their presets: ``{"tent": {"lr": 0.01}}``."""
     published: tuple[str, ...] = ()
-    """The paper's tables to show beside the results."""
     axis: str = "method"
-    """What the results are laid out along: method, corruption, malicious, batch_size, epsilon, knowledge, gradient."""
 
     def __post_init__(self) -> None:
         check_types(self)
@@ -56,47 +71,53 @@ class Recipe:
                 raise ValueError(f"{name} must be a list of {kind.__name__}, got {value!r}.")
             lowered = (one.lower() if name == "methods" else one for one in value)
             object.__setattr__(self, name, tuple(dict.fromkeys(lowered)))
+        for name in ("settings", "methods", "estimators", "corruptions", "seeds"):
+            if not getattr(self, name):
+                raise ValueError(f"recipe {self.name!r} has no {name}.")
+        self._check_names()
+        self._check_options()
         if any(seed < 0 for seed in self.seeds):
             raise ValueError(f"seeds are whole numbers from 0 on, got {min(self.seeds)}.")
+        if self.batches is not None and self.batches < 1:
+            raise ValueError(f"batches must be at least 1, got {self.batches}.")
+        if self.warm_up < 0 or (self.batches is not None and self.attacks and self.warm_up >= self.batches):
+            raise ValueError(f"warm_up must be fewer batches than there are, got {self.warm_up} of {self.batches}.")
+
+    def _check_names(self) -> None:
         if self.axis not in AXES:
             raise unknown_name("axis", self.axis, AXES)
         if self.predict not in ("before", "after"):
             raise unknown_name("predict", self.predict, ("before", "after"))
-        for name in self.published:
-            published.get(name)
-        if not isinstance(self.options, dict) or not all(isinstance(one, dict) for one in self.options.values()):
-            raise ValueError(f"options must be tables by method, as in [options.tent], got {self.options!r}.")
         attacks.scenarios.get(self.scenario)
+        for table in self.published:
+            published.get(table)
         for method in self.methods:
             methods.get(method)
         for estimator in self.estimators:
             estimators.get(estimator)
         for corruption in self.corruptions:
             corruptions.get(corruption)
-        if self.batches is not None and self.batches < 1:
-            raise ValueError(f"batches must be at least 1, got {self.batches}.")
-        if self.warm_up < 0 or (self.batches is not None and self.attacks and self.warm_up >= self.batches):
-            raise ValueError(f"warm_up must be fewer batches than there are, got {self.warm_up} of {self.batches}.")
-        for method, given in self.options.items():
-            known = methods.options(method)
-            for option in given:
-                if option not in known:
-                    raise unknown_name(f"option of {method}", option, known)
-        for name in ("settings", "methods", "estimators", "corruptions", "seeds"):
-            if not getattr(self, name):
-                raise ValueError(f"recipe {self.name!r} has no {name}.")
+
+    def _check_options(self) -> None:
+        if not isinstance(self.options, dict) or not all(isinstance(one, dict) for one in self.options.values()):
+            raise ValueError(f"options must be tables by method, as in [options.tent], got {self.options!r}.")
+        for method, options in self.options.items():
+            names = methods.options(method)
+            for option in options:
+                if option not in names:
+                    raise unknown_name(f"option of {method}", option, names)
 
     def cells(self) -> Iterator[Cell]:
-        """All cells. Methods come last: those whose first batch has the same surrogate then share what is crafted."""
-        kinds: Sequence[Attack | None] = self.attacks or (None,)
-        axes = product(self.seeds, self.corruptions, self.settings, kinds, self.estimators, self.methods)
+        """Yield all cells. Methods vary fastest, so that neighbours can share a poisoned batch."""
+        each_attack: Sequence[Attack | None] = self.attacks or (None,)
+        axes = product(self.seeds, self.corruptions, self.settings, each_attack, self.estimators, self.methods)
         for seed, corruption, setting, attack, estimator, method in axes:
             if method == "source" and estimator != self.estimators[0]:
-                continue  # the un-adapted model takes no statistics
+                continue  # the source model estimates nothing, so one estimator is enough
             if attack is not None and setting.malicious == 0:
                 continue
             if estimator == "mean" and attack is not None and self._has_exact(attack):
-                continue  # a mean's own gradient is the stand-in
+                continue  # a mean's exact gradient is its straight-through and smooth one too
             options = self.options.get(method, {})
             warm_up = self.warm_up if attack else 0
             yield Cell(
@@ -106,43 +127,66 @@ class Recipe:
     def _has_exact(self, attack: Attack) -> bool:
         return attack.gradient != "exact" and replace(attack, gradient="exact") in self.attacks
 
-    def narrowed(self, **given: Any) -> Recipe:
-        """Other methods, estimators, corruptions, seeds, batches, warm-up or options, or only some of the ``data``.
+    def narrow(
+        self,
+        *,
+        data: Sequence[str] | None = None,
+        methods: Sequence[str] | None = None,
+        estimators: Sequence[str] | None = None,
+        corruptions: Sequence[str] | None = None,
+        limit: int | None = None,
+        batches: int | None = None,
+        warm_up: int | None = None,
+        seeds: tuple[int, ...] | None = None,
+        options: dict[str, dict[str, Any]] | None = None,
+        weights: str | None = None,
+    ) -> Recipe:
+        """Return the recipe with some of its fields changed; None leaves a field as it is.
 
-        None changes nothing.
-
-        ``limit`` keeps the first corruptions, ``weights`` sets those of the one model that there is.
+        Args:
+            data: keep the settings with these datasets.
+            methods: run these methods.
+            estimators: run these estimators.
+            corruptions: run these corruptions.
+            limit: keep the first so many corruptions.
+            batches: run so many batches of each stream.
+            warm_up: serve so many batches before the first attack.
+            seeds: run these seeds.
+            options: of methods, by their names.
+            weights: the weights of the model, of which there must be one only.
         """
-        changes: dict[str, Any] = {}
-        for name in ("methods", "estimators", "corruptions"):
-            if given.get(name):
-                changes[name] = tuple(given[name])
-        if given.get("data"):
-            there = {setting.data for setting in self.settings}
-            for name in given["data"]:
-                if name not in there:
-                    raise unknown_name(f"dataset of recipe {self.name!r}", name, there)
-            changes["settings"] = tuple(s for s in self.settings if s.data in given["data"])
-        for name in ("batches", "seeds", "warm_up", "options"):
-            if given.get(name) is not None:
-                changes[name] = given[name]
-        if given.get("limit") is not None:
-            if given["limit"] < 1:
-                raise ValueError(f"limit must be at least 1, got {given['limit']}.")
-            changes["corruptions"] = changes.get("corruptions", self.corruptions)[: given["limit"]]
-        if given.get("weights"):
-            settings = changes.get("settings", self.settings)
+        settings = self.settings
+        if data:
+            names = {setting.data for setting in settings}
+            for name in data:
+                if name not in names:
+                    raise unknown_name(f"dataset of recipe {self.name!r}", name, names)
+            settings = tuple(setting for setting in settings if setting.data in data)
+        if weights:
             if len({(s.model, s.clean) for s in settings}) > 1:
                 raise ValueError("weights can be given for one model only: narrow the recipe to one dataset with data.")
-            changes["settings"] = tuple(replace(s, weights=str(given["weights"])) for s in settings)
-        return replace(self, **changes)
+            settings = tuple(replace(s, weights=str(weights)) for s in settings)
+        if limit is not None and limit < 1:
+            raise ValueError(f"limit must be at least 1, got {limit}.")
+        chosen = tuple(corruptions or self.corruptions)
+        return replace(
+            self,
+            settings=settings,
+            methods=tuple(methods or self.methods),
+            estimators=tuple(estimators or self.estimators),
+            corruptions=chosen if limit is None else chosen[:limit],
+            batches=self.batches if batches is None else batches,
+            warm_up=self.warm_up if warm_up is None else warm_up,
+            seeds=self.seeds if seeds is None else seeds,
+            options=self.options if options is None else options,
+        )
 
     def smoke(self) -> Recipe:
-        """The same methods, estimators, attacks and scenario on digits and the shipped model, in a few seconds."""
+        """Return the recipe on digits and the shipped model, which runs in a few seconds."""
         settings = []
         for setting in self.settings:
             small = replace(DIGITS, batch_size=setting.batch_size, malicious=setting.malicious)
-            if self.axis not in ("malicious", "batch_size"):
+            if self.axis not in SWEEPS:
                 small = replace(small, batch_size=40, malicious=8 if setting.malicious else 0)
             if small not in settings:
                 settings.append(small)

@@ -1,4 +1,4 @@
-"""Recipes from TOML files, for one's own model and data."""
+"""Read recipes from TOML files, for one's own model and data."""
 
 from __future__ import annotations
 
@@ -14,63 +14,64 @@ from .recipe import Recipe
 
 
 def read(path: str | Path) -> Recipe:
-    """A recipe from a TOML file: the fields of Recipe, with ``[[settings]]`` and ``[[attacks]]`` as tables.
+    """Return the recipe of a TOML file.
 
-    A file with one setting may have its fields at the top instead.
+    The keys are the fields of Recipe, with ``[[settings]]`` and ``[[attacks]]`` as tables. The fields of a setting may
+    also be at the top of the file: all settings then have them.
     """
-    tomllib = _tomllib()
+    tomllib = _import_toml()
     path = Path(path)
     try:
         with path.open("rb") as file:
-            given = tomllib.load(file)
+            values = tomllib.load(file)
     except FileNotFoundError:
         raise FileNotFoundError(f"no recipe file {path}.") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ValueError(f"{path} is not valid TOML: {error}") from None
     try:
-        return _parsed(path.stem, given)
+        return _build_recipe(path.stem, values)
     except (TypeError, ValueError, AttributeError) as error:
         raise ValueError(f"{path}: {error}") from None
 
 
-def _parsed(name: str, given: dict[str, Any]) -> Recipe:
-    of_setting, of_recipe = {f.name for f in fields(Setting)}, {f.name for f in fields(Recipe)}
-    shared = {key: given.pop(key) for key in list(given) if key in of_setting}
-    for key in given:
-        if key not in of_recipe:
-            raise unknown_name("field", key, of_recipe | of_setting)
+def _build_recipe(name: str, values: dict[str, Any]) -> Recipe:
+    setting_fields, recipe_fields = {f.name for f in fields(Setting)}, {f.name for f in fields(Recipe)}
+    shared = {key: values.pop(key) for key in list(values) if key in setting_fields}
+    for key in values:
+        if key not in recipe_fields:
+            raise unknown_name("field", key, recipe_fields | setting_fields)
     settings = [
-        _made(Setting, {**shared, **one}, "settings") for one in _tables(given.pop("settings", [{}]), "settings")
+        _build(Setting, {**shared, **table}, "settings") for table in _tables(values.pop("settings", [{}]), "settings")
     ]
-    kinds = [_made(Attack, one, "attacks") for one in _tables(given.pop("attacks", []), "attacks")]
-    for key, value in given.items():
+    attacks = [_build(Attack, table, "attacks") for table in _tables(values.pop("attacks", []), "attacks")]
+    for key, value in values.items():
         if isinstance(value, list):
-            given[key] = tuple(value)
+            values[key] = tuple(value)
         elif key in ("methods", "estimators", "corruptions", "seeds", "published"):
             raise ValueError(f"{key} must be a list, got {value!r}.")
     defaults = {"name": name, "about": "", "methods": ("tebn",)}
-    return Recipe(**{**defaults, **given, "settings": tuple(settings), "attacks": tuple(kinds)})
+    return Recipe(**{**defaults, **values, "settings": tuple(settings), "attacks": tuple(attacks)})
 
 
 def _tables(value: Any, name: str) -> list[dict[str, Any]]:
-    found = [value] if isinstance(value, dict) else value
-    if not isinstance(found, list) or not all(isinstance(one, dict) for one in found):
+    tables = [value] if isinstance(value, dict) else value
+    if not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables):
         raise ValueError(f"{name} must be tables, as in [[{name}]], got {value!r}.")
-    return found
+    return tables
 
 
-def _made(kind: type[Any], given: dict[str, Any], where: str) -> Any:
-    known = {f.name for f in fields(kind)}
-    for key in given:
-        if key not in known:
-            raise unknown_name(f"field of {where}", key, known)
-    missing = [name for name in ("data", "model") if kind is Setting and name not in given]
+def _build(kind: type[Any], values: dict[str, Any], where: str) -> Any:
+    names = {f.name for f in fields(kind)}
+    for key in values:
+        if key not in names:
+            raise unknown_name(f"field of {where}", key, names)
+    missing = [name for name in ("data", "model") if kind is Setting and name not in values]
     if missing:
         raise ValueError(f"{' and '.join(missing)} must be given.")
-    return kind(**given)
+    return kind(**values)
 
 
-def _tomllib() -> Any:
+def _import_toml() -> Any:
     try:
         return importlib.import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
     except ImportError:

@@ -215,7 +215,7 @@ def _results(stored: dict[str, Stored], runs: list[Run]) -> list[Result]:
                 by_description[json.dumps(cell, sort_keys=True)] = key
     kept = set(by_description.values())
     # In the order in which they were begun.
-    cells = {key: Cell.of(one.cell) for key, one in stored.items() if key in kept}
+    cells = {key: Cell.from_dict(one.cell) for key, one in stored.items() if key in kept}
     return [Result(k, cell, stored[k].batches[cell.warm_up :], stored[k].facts) for k, cell in cells.items()]
 
 

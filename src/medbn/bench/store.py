@@ -244,7 +244,7 @@ class Store:
 
     # --- runs ---------------------------------------------------------------------------------------------------------
 
-    def begin(self, recipe: dict[str, Any], command: str, facts: dict[str, Any], keys: list[str]) -> int:
+    def begin_run(self, recipe: dict[str, Any], command: str, facts: dict[str, Any], keys: list[str]) -> int:
         """Note that a run begins, and which cells it has."""
         with self._transaction() as db:
             cursor = db.execute(
@@ -255,7 +255,7 @@ class Store:
             db.executemany("INSERT OR IGNORE INTO members VALUES (?, ?)", [(run, key) for key in keys])
         return run
 
-    def end(self, run: int) -> None:
+    def end_run(self, run: int) -> None:
         """Note that all of a run is done."""
         with self._transaction() as db:
             db.execute("UPDATE runs SET ended = ? WHERE id = ?", (self.clock(), run))

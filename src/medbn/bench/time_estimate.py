@@ -20,11 +20,11 @@ ALIKE = ("tebn", "tent", "eta", "eata", "sar")
 """Methods whose first batch is crafted once for all of them."""
 IMAGES = {"digits": 797, "cifar10-c": 10_000, "cifar100-c": 10_000, "imagenet-c": 50_000}
 SIZES = {"digits": (1, 16), "imagenet-c": (3, 224)}
-LONG = 60 * 86400.0
+LONG_RUN = 60 * 86400.0
 """Seconds from which on nobody would wait for all of a recipe."""
 
 
-def speed(device: str) -> float:
+def measure_speed(device: str) -> float:
     """Floating-point operations per second in a convolution, measured in half a second."""
     layer = nn.Conv2d(64, 64, 3, padding=1).to(device)
     x = torch.rand(32, 64, 16, 16, device=device)
@@ -36,10 +36,10 @@ def speed(device: str) -> float:
             torch.cuda.synchronize()
 
     with torch.no_grad():
-        return operations / shortest(convolve)
+        return operations / shortest_time(convolve)
 
 
-def shortest(work: Callable[[], object], within: float = 0.5) -> float:
+def shortest_time(work: Callable[[], object], within: float = 0.5) -> float:
     """The shortest time that the work takes, in seconds, over all the times that it is done within so many.
 
     A few milliseconds may all fall into a moment in which another program has the cores; half a second hardly does.
@@ -58,7 +58,7 @@ def shortest(work: Callable[[], object], within: float = 0.5) -> float:
 
 
 @lru_cache
-def forward(model: str, channels: int, size: int) -> float:
+def forward_operations(model: str, channels: int, size: int) -> float:
     """Floating-point operations of one image's forward pass; a ResNet-50's where the model cannot be made here."""
     try:
         with torch.device("meta"):
@@ -71,7 +71,7 @@ def forward(model: str, channels: int, size: int) -> float:
         return 8.2e9 * (size / 224) ** 2
 
 
-def seconds(recipe: Recipe, per_second: float) -> float:
+def estimate_seconds(recipe: Recipe, per_second: float) -> float:
     """The estimated time of all cells, one after the other."""
     total = 0.0
     seen: set[Any] = set()
@@ -86,15 +86,15 @@ def seconds(recipe: Recipe, per_second: float) -> float:
             seen.add(first)
         steps = crafted * cell.attack.steps * cell.attack.restarts if cell.attack else 0
         passes = 6.0 * batches + 3.0 * steps
-        work = cell.setting.batch_size * passes * forward(cell.setting.model, channels, size)
+        work = cell.setting.batch_size * passes * forward_operations(cell.setting.model, channels, size)
         total += work * OVERHEAD.get(cell.estimator, 4.0) / per_second
     return total
 
 
-def spoken(length: float) -> str:
+def format_duration(length: float) -> str:
     """A time in words.
 
-    >>> spoken(40), spoken(4000), spoken(1e6), spoken(1e7), spoken(1e9)
+    >>> format_duration(40), format_duration(4000), format_duration(1e6), format_duration(1e7), format_duration(1e9)
     ('40 s', '1.1 h', '12 days', '4 months', '32 years')
     """
     if length < 90:
@@ -103,7 +103,7 @@ def spoken(length: float) -> str:
         return f"{length / 60:.0f} min"
     if length < 2 * 86400:
         return f"{length / 3600:.1f} h"
-    if length < LONG:
+    if length < LONG_RUN:
         return f"{length / 86400:.0f} days"
     months = length / (86400 * 365.25 / 12)
     return f"{months:.0f} months" if months < 24 else f"{months / 12:.0f} years"

@@ -24,7 +24,7 @@ class RunProgress:
     """
 
     def __init__(self, recipes: Sequence[Recipe]) -> None:
-        self.cells = len({str(cell.describe()) for recipe in recipes for cell in recipe.cells()})
+        self.cells = len({str(cell.to_dict()) for recipe in recipes for cell in recipe.cells()})
         self.done: dict[str, float] = {}
         """The finished fraction of each stream, by the key of its cell."""
         self.busy: set[str] = set()

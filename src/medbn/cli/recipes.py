@@ -24,20 +24,20 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> None:
     """Print all recipes as a table, or the description of one."""
-    from ..bench import recipes, time_estimate
+    from ..bench import recipe_requirements, recipes, time_estimate
 
     device = choose_device(options.device)
     if options.name:
         describe(recipes.get(options.name), options, device)
         return
-    speed = time_estimate.speed(device)
+    speed = time_estimate.measure_speed(device)
     rows = []
     for name in recipes.available():
         recipe = recipes.get(name)
         needs = " ".join(dict.fromkeys(s.data for s in recipe.settings))
         models = " ".join(dict.fromkeys(s.model for s in recipe.settings))
-        ready = "yes" if not _missing(recipe, options.root) else "-"
-        duration = time_estimate.spoken(time_estimate.seconds(recipe, speed))
+        ready = "yes" if not recipe_requirements(recipe, options.root) else "-"
+        duration = time_estimate.format_duration(time_estimate.estimate_seconds(recipe, speed))
         rows.append((name, ready, needs, models, duration, recipe.about.split(":")[0]))
     print(format_table(("recipe", "ready", "data", "model", "time", "what"), rows))
     print(f"\ntimes are estimates for the whole recipe on {device}; shorten a run with {NARROWING}.")
@@ -46,7 +46,7 @@ def run(options: argparse.Namespace) -> None:
 
 def describe(recipe: Any, options: argparse.Namespace, device: str) -> None:
     """Print one recipe, and the commands that get what is missing for it."""
-    from ..bench import time_estimate
+    from ..bench import recipe_requirements, time_estimate
 
     attacks = "; ".join(
         f"{a.objective}, {a.label} gradient, {a.steps} steps of {a.step_size * 255:.3g}/255" for a in recipe.attacks
@@ -66,22 +66,16 @@ def describe(recipe: Any, options: argparse.Namespace, device: str) -> None:
         ("streams", str(len(list(recipe.cells())))),
         ("paper", ", ".join(recipe.published) or "-"),
         ("device", "any; a GPU for all but digits"),
-        ("time", _time(time_estimate.seconds(recipe, time_estimate.speed(device)), device)),
+        ("time", _time(time_estimate.estimate_seconds(recipe, time_estimate.measure_speed(device)), device)),
     ]
     width = max(len(name) for name, _ in items)
     print("\n".join(f"{name:{width}}  {value}" for name, value in [("recipe", recipe.name), *items]))
-    missing = _missing(recipe, options.root)
+    missing = recipe_requirements(recipe, options.root)
     print(f"\nready: medbn run {options.name}" if not missing else "\nmissing:\n  " + "\n  ".join(missing))
 
 
 def _time(seconds: float, device: str) -> str:
     from ..bench import time_estimate
 
-    narrow = "" if seconds < time_estimate.LONG else f"; shorten it with {NARROWING}, or take a faster --device"
-    return f"{time_estimate.spoken(seconds)} on {device} (estimate){narrow}"
-
-
-def _missing(recipe: Any, root: str | None) -> list[str]:
-    from ..bench.runner import missing
-
-    return list(dict.fromkeys(line for setting in recipe.settings for line in missing(setting, recipe.methods, root)))
+    narrow = "" if seconds < time_estimate.LONG_RUN else f"; shorten it with {NARROWING}, or take a faster --device"
+    return f"{time_estimate.format_duration(seconds)} on {device} (estimate){narrow}"

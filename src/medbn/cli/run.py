@@ -92,10 +92,16 @@ def execute(recipes: Sequence[Recipe], options: argparse.Namespace, command: str
     seconds = 60.0 * options.minutes if options.minutes else None
     names = list(dict.fromkeys(recipe.name for recipe in recipes))
     progress = RunProgress(recipes)
-    with show_run(", ".join(names), progress, options.quiet) as report:
+    with show_run(", ".join(names), progress, options.quiet) as on_event:
         try:
             finished = bench.run(
-                recipes, options.store, place=place, executor=executor, report=report, seconds=seconds, command=command
+                recipes,
+                options.store,
+                place=place,
+                executor=executor,
+                on_event=on_event,
+                seconds=seconds,
+                command=command,
             )
         except KeyboardInterrupt:
             print(
@@ -116,9 +122,9 @@ def _narrowed_recipe(name: str, options: argparse.Namespace) -> Recipe:
 
     from .. import bench
 
-    recipe = bench.recipes.get(name).narrowed(data=options.data)
+    recipe = bench.recipes.get(name).narrow(data=options.data)
     recipe = recipe.smoke() if options.smoke else recipe
-    recipe = recipe.narrowed(
+    recipe = recipe.narrow(
         methods=options.methods,
         estimators=options.estimators,
         corruptions=options.corruptions,

@@ -1,0 +1,146 @@
+"""Run one cell: serve its stream batch by batch, and store every batch with the state after it."""
+
+from __future__ import annotations
+
+import io
+import time
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .. import attacks, methods
+from ..methods._call import extract_logits
+from ..methods.base import Adapter
+from .cell import Cell
+from .events import Event, OnEvent, ignore
+from .loading import LoadedCell, load_cell
+from .metrics import attacked_metrics, unattacked_metrics, warm_up_metrics
+from .pictures import example_pictures
+from .place import Place, machine_facts
+from .poison_cache import CachedAttack, PoisonCache
+from .store import Store
+
+_poison_cache = PoisonCache()
+"""Shared by the cells that this process runs one after the other."""
+
+
+def run_cell(cell: Cell, store: Store, place: Place, batches: int | None = None, on_event: OnEvent = ignore) -> None:
+    """Run one cell to its end, from the last batch that the store has; every finished batch is stored at once.
+
+    A cell that another process works on is left alone, with an event that says so.
+    """
+    loaded = load_cell(cell, place, batches)
+    done, _ = store.progress(loaded.key)
+
+    def emit(kind: str, batch: int, metrics: dict[str, Any] | None = None) -> None:
+        on_event(Event(kind, loaded.key, cell, batch, loaded.batches, metrics or {}))
+
+    if done >= loaded.batches:
+        emit("finished", loaded.batches)
+        return
+    facts = machine_facts(place)
+    if not store.claim(loaded.key, cell.to_dict(), facts):
+        emit("busy", done)
+        return
+    try:
+        done, state = store.progress(loaded.key)  # another process may have stored more since
+        if done and not state:
+            raise ValueError(f"{store.path} is sealed: {cell.label} cannot be continued. Use another store.")
+        emit("started", done)
+        stream = CellStream(loaded, place.device)
+        if state is not None:
+            stream.load_state(state)
+        source = loaded.dataset.batches(
+            cell.setting.batch_size, device=place.device, first=done, limit=loaded.batches - done, drop_last=True
+        )
+        for number, (images, labels) in enumerate(_in_memory_format(source), start=done):
+            began = time.perf_counter()
+            metrics, pictures = stream.step(images, labels, number)
+            metrics["device"] = facts["device"]
+            store.commit(loaded.key, number, metrics, stream.state(), pictures, time.perf_counter() - began)
+            emit("batch", number + 1, metrics)
+        emit("finished", loaded.batches)
+    finally:
+        store.release(loaded.key)
+
+
+class CellStream:
+    """The adapter of a cell under the cell's scenario, batch by batch."""
+
+    def __init__(self, loaded: LoadedCell, device: str) -> None:
+        cell = loaded.cell
+        self.cell = cell
+        self.adapter = make_adapter(loaded, device)
+        self.scenario = None
+        if cell.attack is not None:
+            self.attack = CachedAttack(cell.attack.build(cell.seed), _poison_cache, loaded.fingerprint)
+            malicious = slice(cell.setting.batch_size - cell.setting.malicious, cell.setting.batch_size)
+            self.scenario = attacks.scenarios.get(cell.scenario)(self.adapter, self.attack, malicious)
+
+    def step(self, images: Tensor, labels: Tensor, number: int) -> tuple[dict[str, Any], Any]:
+        """Serve batch ``number``; return its metrics, and example pictures of the first attacked batch."""
+        began = time.perf_counter()
+        if self.scenario is None:
+            with torch.no_grad():
+                logits = extract_logits(self.adapter(images), self.adapter.logits, len(images))
+            metrics = unattacked_metrics(logits, labels)  # waits for a GPU
+            return {**metrics, "adapt_s": time.perf_counter() - began}, None
+        if number < self.cell.warm_up:
+            metrics = warm_up_metrics(self.scenario.serve(images), labels)
+            return {**metrics, "adapt_s": time.perf_counter() - began}, None
+        first = number == self.cell.warm_up
+        self.attack.first = first
+        outcome = self.scenario.step(images, labels)
+        metrics = attacked_metrics(outcome)
+        metrics["attack_s"] = 0.0 if self.attack.shared else self.attack.seconds
+        metrics["adapt_s"] = time.perf_counter() - began - self.attack.seconds
+        metrics["shared"] = self.attack.shared
+        return metrics, example_pictures(images, outcome) if first else None
+
+    def state(self) -> bytes:
+        """Return everything that the next batch depends on."""
+        state = self.scenario.state() if self.scenario else {"adapter": self.adapter.snapshot()}
+        file = io.BytesIO()
+        torch.save(state, file)
+        return file.getvalue()
+
+    def load_state(self, stored: bytes) -> None:
+        """Continue from what ``state`` returned."""
+        state = torch.load(io.BytesIO(stored), map_location="cpu", weights_only=True)
+        if self.scenario:
+            self.scenario.load(state)
+        else:
+            self.adapter.restore(state["adapter"])
+
+
+def make_adapter(loaded: LoadedCell, device: str, source_batches: int | None = None) -> Adapter:
+    """Return the adapter of a cell.
+
+    ``source_batches`` limits the clean batches from which EATA computes its Fisher information; None for as many as its
+    option ``fisher_samples`` asks for.
+    """
+    cell = loaded.cell
+    options = dict(cell.options)
+    if loaded.clean is not None:
+        samples = int(options.get("fisher_samples", methods.options("eata", cell.setting.preset)["fisher_samples"]))
+        needed = source_batches or -(-samples // cell.setting.batch_size)
+        clean = loaded.clean.batches(cell.setting.batch_size, device=device, limit=needed)
+        options["source"] = _in_memory_format(clean)
+    return methods.adapt(
+        loaded.model,
+        cell.method,
+        None if cell.method == "source" else cell.estimator,
+        preset=cell.setting.preset,
+        predict=cell.predict,
+        seed=cell.seed,
+        **options,
+    )
+
+
+def _in_memory_format(batches: Iterable[tuple[Tensor, Tensor]]) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield batches in channels_last on a GPU, where convolutions are fastest so, and unchanged on a CPU."""
+    for images, labels in batches:
+        channels_last = images.is_cuda and images.dim() == 4
+        yield (images.contiguous(memory_format=torch.channels_last) if channels_last else images), labels

@@ -1,0 +1,92 @@
+"""Load what a cell needs: its images, its model, its clean images; then its key is known."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import zlib
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import nn
+
+from .. import data, estimators, models
+from ..data import Dataset
+from .cell import Cell
+from .place import Place
+from .requirements import is_user_model, weights_path
+
+
+@dataclass(frozen=True)
+class LoadedCell:
+    """A cell with everything that it needs, and its key in the store."""
+
+    cell: Cell
+    key: str
+    dataset: Dataset
+    model: nn.Module
+    fingerprint: str
+    """Of the model's weights."""
+    clean: Dataset | None
+    """Clean training images, for EATA."""
+    batches: int
+    """How many batches are run."""
+
+
+def load_cell(cell: Cell, place: Place, batches: int | None) -> LoadedCell:
+    """Load a cell, of which ``batches`` are run; None for all of its stream."""
+    setting = cell.setting
+    stream = load_stream(setting.data, cell.corruption, setting.severity, setting.frost, cell.seed, place.root)
+    weights = weights_path(setting, place.root)
+    model, fingerprint = load_model(setting.model, weights, len(stream.classes), stream.shape[0], place.device)
+    clean = _load_clean(setting.clean, place.root) if cell.method == "eata" and setting.clean else None
+    whole = len(stream) // setting.batch_size
+    if whole == 0:
+        raise ValueError(f"{stream.name} has {len(stream)} images, fewer than one batch of {setting.batch_size}.")
+    key = cell.key(stream.fingerprint, fingerprint, clean.fingerprint if clean else "", user_code(cell))
+    return LoadedCell(cell, key, stream, model, fingerprint, clean, min(batches or whole, whole))
+
+
+@lru_cache(maxsize=3)
+def load_model(name: str, weights: str | None, classes: int, channels: int, device: str) -> tuple[nn.Module, str]:
+    """Return a model on its device, and the fingerprint of its weights."""
+    sizes = {} if weights == "default" or is_user_model(name) else {"classes": classes, "channels": channels}
+    model = models.get(name, weights=weights, **sizes).to(device)
+    if device.startswith("cuda") and not any(t.dim() == 5 for t in (*model.parameters(), *model.buffers())):
+        model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    return model, models.fingerprint(model)
+
+
+@lru_cache(maxsize=16)  # all corruptions of a CIFAR take half a gigabyte
+def load_stream(name: str, corruption: str, severity: int, frost: str | None, seed: int, root: str | None) -> Dataset:
+    """Return the images of a stream: in the order of their files for seed 0, else shuffled.
+
+    Every corruption is shuffled in an order of its own, so that the first few batches of each contain other images.
+    """
+    images = data.load(name, corruption=corruption, severity=severity, frost=frost, root=root)
+    return images.shuffled(zlib.crc32(f"{seed} {corruption}".encode())) if seed else images
+
+
+@lru_cache(maxsize=2)
+def _load_clean(name: str, root: str | None) -> Dataset:
+    return data.load(name, "train", root=root)
+
+
+def user_code(cell: Cell) -> str:
+    """Return the source of the user's own code that the cell runs: a model's module, an estimator's function."""
+    parts = []
+    if is_user_model(cell.setting.model):
+        parts.append(_source(importlib.import_module(cell.setting.model.split(":")[0])))
+    function = estimators.get(cell.estimator).function
+    if not function.__module__.startswith("medbn."):
+        parts.append(_source(function))
+    return "\n".join(parts)
+
+
+def _source(code: Any) -> str:
+    try:
+        return inspect.getsource(code)
+    except (OSError, TypeError):  # typed into an interpreter
+        return repr(getattr(code, "__qualname__", code))

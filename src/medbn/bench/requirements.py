@@ -1,0 +1,88 @@
+"""What a recipe needs on this machine, and for what is missing the command that gets it."""
+
+from __future__ import annotations
+
+import os
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+
+from .. import data, models
+from .cell import Setting
+from .recipe import Recipe
+
+
+class MissingError(FileNotFoundError):
+    """Data or weights are missing; the message says which, and the commands that get them."""
+
+
+def check_requirements(recipe: Recipe, root: str | Path | None = None) -> None:
+    """Raise one MissingError that names everything that the recipe needs and that is missing."""
+    missing = recipe_requirements(recipe, root)
+    if missing:
+        narrow = " Or narrow the recipe with --data." if len({s.data for s in recipe.settings}) > 1 else ""
+        raise MissingError(f"recipe {recipe.name!r} needs: {'; '.join(missing)}.{narrow}")
+
+
+def recipe_requirements(recipe: Recipe, root: str | Path | None = None) -> list[str]:
+    """Return what the recipe needs and is missing, each with the command that gets it."""
+    lines = [line for setting in recipe.settings for line in missing_requirements(setting, recipe.methods, root)]
+    return list(dict.fromkeys(lines))
+
+
+def missing_requirements(setting: Setting, methods: Sequence[str], root: str | Path | None = None) -> list[str]:
+    """Return what a setting needs and is missing, each with the command that gets it.
+
+    Args:
+        setting: the data and the model.
+        methods: the methods that will run; EATA needs clean images.
+        root: the data folder; None for the default of ``medbn.data``.
+    """
+    lines = []
+    names = [setting.data] + ([setting.clean] if "eata" in methods and setting.clean else [])
+    for name in names:
+        if _is_folder(name):
+            if not Path(name).is_dir():
+                lines.append(f"the folder {name}")
+        elif not data.get(name).present(root):
+            lines.append(f"{name} (get it: {data.get(name).hint()})")
+    if "eata" in methods and setting.clean is None:
+        lines.append(f"clean images for EATA on {setting.data} (give a folder with --clean, or leave eata out)")
+    weights = weights_path(setting, root)
+    if weights not in (None, "shipped", "default") and not Path(weights).is_file():
+        lines.append(f"weights {weights}, but there is no such file ({_weights_hint(setting, Path(weights))})")
+    return list(dict.fromkeys(lines))
+
+
+def weights_path(setting: Setting, root: str | Path | None = None) -> str | None:
+    """Return the weights of a setting: as given, or the file that ``medbn train`` writes for it.
+
+    None for a user's own model function without weights: it returns a model that has them.
+    """
+    if setting.weights is not None or is_user_model(setting.model):
+        return setting.weights
+    name = f"{setting.model.replace(':', '-')}-{Path(setting.clean or setting.data).name}.safetensors"
+    return str(data.find_root(root) / "models" / name)
+
+
+def is_user_model(model: str) -> bool:
+    """Return whether a model's name is ``MODULE:FUNCTION``, a function of the user's own."""
+    return ":" in model and model.split(":")[0] not in models.LIBRARIES
+
+
+def _is_folder(name: str) -> bool:
+    return "/" in name or os.sep in name
+
+
+def _weights_hint(setting: Setting, path: Path) -> str:
+    """Return how to get the weights of a setting."""
+    source = None if _is_folder(setting.data) else data.get(setting.data)
+    clean = setting.clean or (source.clean if source and source.corrupted else setting.data)
+    named = setting.weights is not None
+    give = "name another file" if named else "give medbn run a file with --weights"
+    if setting.model not in models.available() or clean is None:
+        return give
+    out = path.with_suffix(".safetensors")  # the only format that medbn train writes
+    command = shlex.join(["medbn", "train", setting.model, "--data", clean, "--out", str(out)])
+    use = f", and then name {out}" if out != path else ""
+    return f"make one: {command}{use}; or {give}"
