@@ -43,7 +43,7 @@ def test_it_prints_tables_and_writes_everything(tmp_path, capsys, monkeypatch):
         "4×3×5×5",
         "geometric mean",
         "median, reference",
-        "memory: output + what autograd saves",
+        "memory: output + tensors saved",
     ):
         assert expected in printed.out
     assert "memory 100 %" in printed.err
@@ -67,10 +67,10 @@ def test_it_prints_tables_and_writes_everything(tmp_path, capsys, monkeypatch):
 def test_what_is_measured_is_kept_however_it_ends(error, code, tmp_path, capsys, monkeypatch):
     whole = speed.PARTS["layer"]
 
-    def measure(settings, where):
-        if where["direction"] != "forward":
+    def measure(settings, case):
+        if case["direction"] != "forward":
             raise error
-        return whole.measure(settings, where)
+        return whole.measure(settings, case)
 
     monkeypatch.setitem(speed.PARTS, "layer", whole._replace(measure=measure))
     path = tmp_path / "x.json"
@@ -94,9 +94,9 @@ def test_what_is_measured_is_in_the_file_at_once(tmp_path, monkeypatch):
     path, seen = tmp_path / "x.json", []
     whole = speed.PARTS["memory"]
 
-    def measure(settings, where):
+    def measure(settings, case):
         seen.append(len(json.loads(path.read_text())["parts"].get("memory", [])))
-        return whole.measure(settings, where)[:1]
+        return whole.measure(settings, case)[:1]
 
     monkeypatch.setitem(speed.PARTS, "memory", whole._replace(measure=measure))
     assert main(["speed", "memory", *TINY, "--json", str(path)]) == 0
@@ -108,9 +108,9 @@ def test_nothing_else_runs_beside_what_is_timed(monkeypatch, capsys):
     before, during = threading.active_count(), []
     whole = speed.PARTS["memory"]
 
-    def measure(settings, where):
+    def measure(settings, case):
         during.append(threading.active_count())
-        return whole.measure(settings, where)
+        return whole.measure(settings, case)
 
     monkeypatch.setitem(speed.PARTS, "memory", whole._replace(measure=measure))
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
@@ -121,7 +121,7 @@ def test_nothing_else_runs_beside_what_is_timed(monkeypatch, capsys):
 
 def test_all_parts_are_the_default_and_threads_are_obeyed(monkeypatch, capsys):
     monkeypatch.setattr(
-        speed, "PARTS", {name: part._replace(measure=lambda settings, where: []) for name, part in speed.PARTS.items()}
+        speed, "PARTS", {name: part._replace(measure=lambda settings, case: []) for name, part in speed.PARTS.items()}
     )
     before = torch.get_num_threads()
     try:
@@ -146,7 +146,7 @@ def test_all_parts_are_the_default_and_threads_are_obeyed(monkeypatch, capsys):
         (["--dtype", "float8"], "unknown dtype"),
         (["--layouts", "nhwc"], "Did you mean 'nchw'"),
         (["--rounds", "0"], "at least 1"),
-        (["--batch", "1"], "nobody to attack"),
+        (["--batch", "1"], "no benign image"),
         (["--json", "{}"], "is a folder"),
         (["--json", "{}/no/such/x.json"], "cannot write"),
         (["--device", "cuda:99"], "cannot be used"),

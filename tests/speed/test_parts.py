@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from medbn import kernels, speed
-from medbn.speed import memory, tables
-from medbn.speed.layer import Problem
+from medbn.speed import build_tables, memory
+from medbn.speed.layer import LayerProblem
+from medbn.speed.measurement import Measurement
 from medbn.speed.settings import Settings
-from medbn.speed.timing import Row
 
 TINY = Settings(
     "cpu",
@@ -30,7 +30,7 @@ TINY = Settings(
 
 def rows(part, settings=TINY):
     found = speed.PARTS[part]
-    return [row for where in found.situations(settings) for row in found.measure(settings, where)]
+    return [row for case in found.cases(settings) for row in found.measure(settings, case)]
 
 
 def paths(name):
@@ -43,39 +43,39 @@ def test_a_layer_in_every_layout_direction_and_path():
         for direction in ("forward", "forward+backward"):
             for shape in TINY.shapes:
                 where = {"layout": layout, "direction": direction, "shape": shape, "dtype": "float32"}
-                here = [row for row in found if row.where == where]
+                here = [row for row in found if row.case == where]
                 assert {(row.estimator, row.path) for row in here} == {
                     ("mean", "torch"),
                     *(("median", path) for path in paths("median")),
                     *(("image_median", path) for path in paths("image_median")),
                 }
-                assert all(len(row.values) == len(row.base) == 2 and min(row.values) > 0 for row in here)
+                assert all(len(row.values) == len(row.batch_norm) == 2 and min(row.values) > 0 for row in here)
 
 
 @pytest.mark.parametrize("layout", ["nchw", "channels_last"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_a_layers_work_is_batch_norms(layout, dtype):
     settings = replace(TINY, dtype=dtype)
-    problem = Problem.of(settings, (4, 3, 5, 5), layout, "forward+backward")
+    problem = LayerProblem.random(settings, (4, 3, 5, 5), layout, "forward+backward")
     assert problem.x.dtype == getattr(torch, dtype)
     last = layout == "channels_last"
     assert problem.x.is_contiguous(memory_format=torch.channels_last if last else torch.contiguous_format)
-    plain, mean = (problem.call(norm)() for norm in (problem.batch_norm, problem.robust("mean")))
+    plain, mean = (problem.in_direction(norm)() for norm in (problem.batch_norm, problem.robust_norm("mean")))
     for a, b in zip(plain, mean, strict=True):
         assert torch.equal(a, b)
     assert [g.shape for g in plain] == [(4, 3, 5, 5), (3,), (3,)]
-    forward = Problem.of(settings, (4, 3, 5, 5), layout, "forward")
-    assert not forward.call(forward.batch_norm)().requires_grad
+    forward = LayerProblem.random(settings, (4, 3, 5, 5), layout, "forward")
+    assert not forward.in_direction(forward.batch_norm)().requires_grad
 
 
 def test_a_step_and_an_attack_on_every_path():
     expected = {(name, path) for name in ("median", "image_median") for path in paths(name)}
     found = rows("step")
     assert {(row.estimator, row.path) for row in found} == expected
-    assert {row.where["method"] for row in found} == {"tent"}
+    assert {row.case["method"] for row in found} == {"tent"}
     found = rows("attack")
     for method in ("tebn", "tent"):
-        assert {(row.estimator, row.path) for row in found if row.where["method"] == method} == expected
+        assert {(row.estimator, row.path) for row in found if row.case["method"] == method} == expected
 
 
 def test_an_attack_is_targeted_by_a_fifth_and_on_the_forced_path(monkeypatch):
@@ -99,34 +99,36 @@ def test_an_attack_is_targeted_by_a_fifth_and_on_the_forced_path(monkeypatch):
 
 def test_scaling_stays_within_its_limits():
     def sizes(settings):
-        return {(w["values"], w["channels"]) for w in speed.PARTS["scaling"].situations(settings)}
+        return {(w["values"], w["channels"]) for w in speed.PARTS["scaling"].cases(settings)}
 
     assert sizes(TINY) == {(1_000, 1), (10_000, 1)}  # 20,000 elements are too many, and C = 2 is not asked for
-    assert sizes(replace(TINY, every_size=True)) == {(1_000, 1), (1_000, 2), (10_000, 1)}
+    assert sizes(replace(TINY, all_sizes=True)) == {(1_000, 1), (1_000, 2), (10_000, 1)}
     assert sizes(replace(TINY, elements=20_000)) == {(1_000, 1), (10_000, 1), (10_000, 2)}
     for row in rows("scaling"):
-        b, c, s = row.where["shape"]
-        assert (b * s, c) == (row.where["values"], row.where["channels"])
-    usual = sizes(Settings.usual_for("cpu"))
+        b, c, s = row.case["shape"]
+        assert (b * s, c) == (row.case["values"], row.case["channels"])
+    usual = sizes(Settings.defaults("cpu"))
     assert {n for n, _ in usual} == {10**k for k in range(3, 8)}
     assert {c for _, c in usual} == {16, 64, 256, 1024, 2048}
 
 
 def test_memory_counts_every_storage_once():
-    problem = Problem.of(TINY, (4, 3, 5, 5), "nchw", "forward+backward")
+    problem = LayerProblem.random(TINY, (4, 3, 5, 5), "nchw", "forward+backward")
     size = problem.x.numel() * 4
-    assert memory._kept(problem, lambda: problem.x.exp(), "torch") == size  # its own output is all that it saves
-    assert memory._kept(problem, lambda: problem.x.sin(), "torch") == 2 * size  # output and input
-    assert memory._kept(problem, lambda: problem.x.sin() + problem.x.cos(), "torch") == 2 * size
+    assert memory.saved_bytes(problem, lambda: problem.x.exp(), "torch") == size  # its own output is all that it saves
+    assert memory.saved_bytes(problem, lambda: problem.x.sin(), "torch") == 2 * size  # output and input
+    assert memory.saved_bytes(problem, lambda: problem.x.sin() + problem.x.cos(), "torch") == 2 * size
     for row in rows("memory"):
-        unit = row.where["activation"]
-        assert 2 * unit <= row.base[0] <= 2 * unit + 16 * row.where["shape"][1]  # x, y and three or four per channel
-        assert row.ratios == [row.values[0] / row.base[0]]
+        unit = row.case["activation"]
+        assert (
+            2 * unit <= row.batch_norm[0] <= 2 * unit + 16 * row.case["shape"][1]
+        )  # x, y, up to four per channel
+        assert row.ratios == [row.values[0] / row.batch_norm[0]]
 
 
 def test_usual_settings_are_the_issues_shapes(monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(total_memory=139 * 2**30))
-    gpu, cpu = Settings.usual_for("cuda"), Settings.usual_for("cpu")
+    gpu, cpu = Settings.defaults("cuda"), Settings.defaults("cpu")
     images = [(64, 32, 32), (128, 16, 16), (256, 8, 8), (512, 4, 4), (64, 112, 112), (64, 56, 56), (256, 56, 56)]
     images += [(512, 28, 28), (1024, 14, 14), (2048, 7, 7)]
     assert gpu.shapes == tuple((200, *shape) for shape in images)
@@ -142,7 +144,7 @@ def test_usual_settings_are_the_issues_shapes(monkeypatch):
 
 
 def row(part, path="c", values=(2.0, 2.0), base=(1.0, 1.0), clock="wall", **where):
-    return Row(part, where, "median", path, clock, list(values), list(base))
+    return Measurement(part, where, "median", path, clock, list(values), list(base))
 
 
 def layer_rows(clock="wall"):
@@ -154,7 +156,7 @@ def layer_rows(clock="wall"):
 
 
 def test_the_layers_table_has_spread_mean_worst_and_shortest():
-    (table,) = tables(layer_rows())
+    (table,) = build_tables(layer_rows())
     assert table.columns == ["shape", "batch_norm", "median, c"]
     assert table.rows == [
         ["1×2×3×4", "1 s", "2.00 [1.50, 5.00]"],
@@ -168,8 +170,8 @@ def test_the_layers_table_has_spread_mean_worst_and_shortest():
 
 def test_device_time_comes_first_and_gaps_are_explained():
     captured = layer_rows("graph")
-    captured[1].values, captured[1].base, captured[1].note = [], [], "cannot be captured"
-    first, second = tables([*layer_rows(), *captured])
+    captured[1].values, captured[1].batch_norm, captured[1].note = [], [], "cannot be captured"
+    first, second = build_tables([*layer_rows(), *captured])
     assert "graph" in first.title
     assert "wall" in second.title
     assert first.rows[1] == ["4×3×2×1", "–", "–"]
@@ -184,23 +186,23 @@ def attack_row(**changes):
 
 
 def test_the_authors_throughput_is_shown_only_where_it_was_measured():
-    (table,) = tables([attack_row()], "NVIDIA H200")
+    (table,) = build_tables([attack_row()], "NVIDIA H200")
     assert table.columns[-1] == "× authors' throughput"
     assert [line[-1] for line in table.rows] == ["20.0", "10.0"]
     assert table.rows[1][-4:-1] == ["580 ms", "5.8 ms", "2.00 [2.00, 2.00]"]
     for rows_, device in (([attack_row()], "NVIDIA A100"), ([attack_row(steps=10)], "NVIDIA H200")):
-        (table,) = tables(rows_, device)
+        (table,) = build_tables(rows_, device)
         assert table.columns[-1] == "/ BatchNorm's"
 
 
 def test_scaling_is_per_element():
     where = {"values": 1_000, "channels": 10, "shape": (100, 10, 10), "dtype": "float32"}
-    (table,) = tables([Row("scaling", where, "median", "c", "wall", [2e-5, 2e-5], [1e-5, 1e-5])])
+    (table,) = build_tables([Measurement("scaling", where, "median", "c", "wall", [2e-5, 2e-5], [1e-5, 1e-5])])
     assert table.rows == [["1e3", "10", "1", "2"]]
 
 
 def test_nothing_measured_is_no_table():
-    assert tables([]) == []
+    assert build_tables([]) == []
 
 
 @pytest.mark.gpu

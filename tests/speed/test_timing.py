@@ -10,7 +10,8 @@ import torch
 
 from medbn import kernels
 from medbn.speed import timing
-from medbn.speed.timing import Candidate, Row, Spread, UncapturableError, compare, interleave, settled, using, wall
+from medbn.speed.measurement import KERNELS_VARIABLE, Candidate, Measurement, Quartiles, paths, use_path
+from medbn.speed.timing import UncapturableError, compare, interleave, wall_timer, warm_wall_timer
 
 
 class Clock:
@@ -62,7 +63,7 @@ def test_every_ratio_is_of_two_runs_that_stood_next_to_each_other(rounds):
 def test_a_machine_that_slows_down_changes_no_ratio():
     speed = iter([1, 1, 4, 4] * 10)
     found = interleave(lambda: 2.0 * next(speed), [lambda: 3.0 * next(speed)], [4])
-    row = Row("layer", {}, "median", "c", "wall", *found[0])
+    row = Measurement("layer", {}, "median", "c", "wall", *found[0])
     assert row.ratios == [1.5] * 8
     assert len(set(row.values)) == 2
 
@@ -71,29 +72,29 @@ def test_spread_is_numpys():
     import numpy as np
 
     values = torch.rand(17, dtype=torch.float64).tolist()
-    assert Spread.of(values) == pytest.approx(tuple(np.quantile(values, [0.25, 0.5, 0.75])))
-    assert Spread.of([3.0]) == (3.0, 3.0, 3.0)
+    assert Quartiles.of(values) == pytest.approx(tuple(np.quantile(values, [0.25, 0.5, 0.75])))
+    assert Quartiles.of([3.0]) == (3.0, 3.0, 3.0)
 
 
 def test_the_wall_clock_waits_for_the_device_before_and_after():
     clock, log = Clock(), []
-    timed = wall(clock.taking(0.25, log, "call"), clock.taking(1.0, log, "wait"), repeats=2, clock=clock)
-    assert timed() == (0.5 + 1.0) / 2  # the first wait is not counted, the second is
+    timer = wall_timer(clock.taking(0.25, log, "call"), clock.taking(1.0, log, "wait"), repeats=2, clock=clock)
+    assert timer() == (0.5 + 1.0) / 2  # the first wait is not counted, the second is
     assert log == ["wait", "call", "call", "wait"]
 
 
 @pytest.mark.parametrize(("seconds", "warm", "repeats"), [(0.001, 2, 5), (0.004, 2, 2), (1.0, 1, 1), (1e-6, 2, 50)])
 def test_short_calls_are_repeated_until_the_clock_is_fine_enough(seconds, warm, repeats):
     clock, log = Clock(), []
-    timed = settled(clock.taking(seconds, log, "call"), lambda: None, "c", clock)
+    timer = warm_wall_timer(clock.taking(seconds, log, "call"), lambda: None, "c", clock)
     assert len(log) == warm
-    assert timed() == pytest.approx(seconds)
+    assert timer() == pytest.approx(seconds)
     assert len(log) == warm + repeats
 
 
 def test_the_reference_path_is_forced_and_the_choice_restored(monkeypatch):
     x = torch.zeros(2, 3, 4, 4)
-    monkeypatch.delenv(timing.FORCED, raising=False)
+    monkeypatch.delenv(KERNELS_VARIABLE, raising=False)
     selected = kernels.selected(x)
     seen = {}
 
@@ -102,20 +103,20 @@ def test_the_reference_path_is_forced_and_the_choice_restored(monkeypatch):
 
     compare("layer", {}, lambda: None, [noting("auto"), noting("reference")], lambda path: 1, "cpu")
     assert seen == {"auto": {selected}, "reference": {"reference"}}
-    assert timing.FORCED not in os.environ
-    monkeypatch.setenv(timing.FORCED, "auto")
-    with pytest.raises(KeyError), using("reference"):
-        {}[os.environ[timing.FORCED]]
-    assert os.environ[timing.FORCED] == "auto"
+    assert KERNELS_VARIABLE not in os.environ
+    monkeypatch.setenv(KERNELS_VARIABLE, "auto")
+    with pytest.raises(KeyError), use_path("reference"):
+        {}[os.environ[KERNELS_VARIABLE]]
+    assert os.environ[KERNELS_VARIABLE] == "auto"
 
 
 def test_paths_are_the_selected_one_and_the_reference(monkeypatch):
     x = torch.zeros(2, 3, 4, 4)
     monkeypatch.setattr(kernels, "selected", lambda x, name: "c" if name == "median" else "reference")
-    assert timing.paths(x, "median") == ["c", "reference"]
-    assert timing.paths(x, "median", reference=False) == ["c"]
-    assert timing.paths(x, "mad") == ["reference"]
-    assert timing.paths(x, "mean") == ["torch"]
+    assert paths(x, "median") == ["c", "reference"]
+    assert paths(x, "median", reference=False) == ["c"]
+    assert paths(x, "mad") == ["reference"]
+    assert paths(x, "mean") == ["torch"]
 
 
 def test_what_cannot_be_captured_says_so_and_keeps_its_wall_time(monkeypatch):
@@ -124,7 +125,7 @@ def test_what_cannot_be_captured_says_so_and_keeps_its_wall_time(monkeypatch):
             raise UncapturableError("operation not permitted when stream is capturing")
         return lambda: 2.0
 
-    monkeypatch.setattr(timing, "replayed", replayed)
+    monkeypatch.setattr(timing, "graph_timer", replayed)
     candidates = [Candidate("median", path, lambda: None) for path in ("triton", "reference")]
     rows = compare("layer", {}, lambda: None, candidates, lambda path: 3, "cpu", graphs=True)
     assert [(row.clock, row.path, len(row.values)) for row in rows] == [
@@ -135,7 +136,7 @@ def test_what_cannot_be_captured_says_so_and_keeps_its_wall_time(monkeypatch):
     ]
     assert rows[2].ratios == [1.0] * 6
     assert "not permitted" in rows[3].note
-    monkeypatch.setattr(timing, "replayed", lambda call, path: replayed(call, "reference"))
+    monkeypatch.setattr(timing, "graph_timer", lambda call, path: replayed(call, "reference"))
     rows = compare("layer", {}, lambda: None, candidates, lambda path: 3, "cpu", graphs=True)
     assert all(row.note.startswith("BatchNorm: ") and not row.values for row in rows[2:])
 
@@ -143,7 +144,7 @@ def test_what_cannot_be_captured_says_so_and_keeps_its_wall_time(monkeypatch):
 @pytest.mark.gpu
 def test_a_replayed_graph_does_all_the_work():
     x = torch.zeros(1, device="cuda")
-    timed = timing.replayed(lambda: x.add_(1), "triton")
+    timed = timing.graph_timer(lambda: x.add_(1), "triton")
     before = x.item()
     assert timed() > 0
     assert x.item() > before

@@ -1,4 +1,4 @@
-"""``medbn speed``: what the defence costs on this machine."""
+"""``medbn speed``: measure what the defence costs on this machine."""
 
 from __future__ import annotations
 
@@ -14,46 +14,58 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ._arguments import choose_device, positive_int
+from ._arguments import add_device, choose_device, positive_int
+from ._completion import complete, estimator_names
 from ._terminal import Progress, check_destination, format_table, show_progress
 
 if TYPE_CHECKING:
-    from ..speed import Row, Settings
-
-LEFT = ("shape", "method", "layout", "estimator", "path")
-"""Columns of words; all others are of numbers."""
-
+    from ..speed import Measurement, Settings
 
 SUMMARY = "time the defence on this machine, beside BatchNorm"
+TEXT_COLUMNS = ("shape", "method", "layout", "estimator", "path")
+"""Columns of words, aligned to the left; all others are numbers."""
+BUSY = 0.5
+"""A load of the machine above which a warning is printed."""
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the command."""
     parser.description = (
-        "Measure speed and memory on this machine, each as a ratio to BatchNorm measured in turns with it."
-        " Parts: layer, step (one of TENT), attack, scaling (time per element), memory; all of them by default."
+        "Measure speed and memory on this machine, each as a ratio to BatchNorm measured in turns with it.\n"
+        "Parts: layer, step (one of TENT), attack, scaling (time per element), memory; all of them by default."
     )
-    parser.add_argument("parts", nargs="*", metavar="PART", help="layer, step, attack, scaling, memory (default: all)")
-    parser.add_argument("--quick", action="store_true", help="small and few, in seconds: a first look")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write everything that was measured")
-    what = parser.add_argument_group("what")
-    what.add_argument("--estimators", nargs="+", metavar="E", help="default: mean median image_median")
+    parser.epilog = "examples:\n  medbn speed --quick\n  medbn speed layer memory --estimators median --json speed.json"
+    parts = parser.add_argument(
+        "parts", nargs="*", metavar="PART", help="layer, step, attack, scaling, memory (default: all)"
+    )
+    parser.add_argument("--quick", action="store_true", help="small sizes and few repetitions, in seconds")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write every time and every ratio to a file")
+    what = parser.add_argument_group("what to measure")
+    estimators = what.add_argument("--estimators", nargs="+", metavar="E", help="default: mean median image_median")
     what.add_argument(
         "--shapes", nargs="+", metavar="S", help="of layers: small (ResNet-26's), all, or BxCxHxW (default: all)"
     )
-    what.add_argument("--layouts", nargs="+", metavar="L", help="nchw, channels_last")
-    what.add_argument("--dtype", default="float32", metavar="T", help="float32, bfloat16, float16 (default: float32)")
-    what.add_argument("--batch", type=positive_int, metavar="B", help="images in a step and an attacked batch")
+    layouts = what.add_argument("--layouts", nargs="+", metavar="L", help="nchw, channels_last")
+    dtype = what.add_argument(
+        "--dtype", default="float32", metavar="T", help="float32, bfloat16, float16 (default: float32)"
+    )
+    what.add_argument("--batch", type=positive_int, metavar="B", help="images in a step and in an attacked batch")
     what.add_argument("--attack-steps", type=positive_int, metavar="N", help="default: 100; 2 on a CPU")
-    what.add_argument("--no-reference", action="store_true", help="leave the reference path out, which takes longest")
-    what.add_argument("--rounds", type=positive_int, metavar="N", help="turns, each with two ratios")
-    place = parser.add_argument_group("where")
-    place.add_argument("--device", help="default: cuda where there is one, else cpu")
+    what.add_argument("--no-reference", action="store_true", help="leave out the reference path, which takes longest")
+    what.add_argument(
+        "--rounds", type=positive_int, metavar="N", help="rounds of each candidate, of two ratios each"
+    )
+    place = parser.add_argument_group("machine")
+    add_device(place)
     place.add_argument("--threads", type=positive_int, metavar="N", help="torch's threads")
+    complete(estimators, estimator_names)
+    complete(parts, lambda: _speed().PARTS)
+    complete(layouts, lambda: _speed().LAYOUTS)
+    complete(dtype, lambda: _speed().DTYPES)
 
 
 def run(options: argparse.Namespace) -> None:
-    """Measure part after part; what is measured is printed and kept, however it ends."""
+    """Measure one part after another, and print and store each measurement as soon as it is made."""
     import torch
 
     from .. import speed
@@ -71,85 +83,95 @@ def run(options: argparse.Namespace) -> None:
         torch.cuda.set_device(torch.device(settings.device).index or 0)
     if not settings.robust and parts != ["layer"]:
         raise ValueError("there is nothing to compare with mean; name another estimator: --estimators median")
-    machine = speed.describe(settings)
+    environment = speed.describe_environment(settings)
     _check_writable(options.json)
     date = datetime.now().astimezone().isoformat(timespec="seconds")
     command = shlex.join(["medbn", *sys.argv[1:]])
-    record = _Record(options.json, medbn=__version__, command=command, date=date, machine=machine)
-    record.head["settings"] = asdict(settings)
-    _header(f"$ {command}    # {date}", machine)
+    record = _Record(
+        options.json,
+        medbn=__version__,
+        command=command,
+        date=date,
+        machine=environment,
+        finished=False,
+        settings=asdict(settings),
+    )
+    _print_header(f"$ {command}    # {date}", environment)
     try:
         for part in parts:
-            rows = record.parts.setdefault(part, [])
+            measurements = record.parts.setdefault(part, [])
             try:
-                for more in _measured(part, settings):
-                    rows += more
+                for more in _measure(part, settings):
+                    measurements += more
                     record.write()
             finally:
-                for table in speed.tables(rows, machine["device"]):
-                    right = [i for i, name in enumerate(table.columns) if name not in LEFT]
-                    print(f"\n{table.title}\n{format_table(table.columns, table.rows, right=right)}")
-                    print(*table.notes, sep="\n", end="\n" if table.notes else "", flush=True)
-        record.head["finished"] = True
+                _print_tables(measurements, environment["device"])
+        record.facts["finished"] = True
         record.write()
     except KeyboardInterrupt:
-        kept = f"; what is measured is in {options.json}" if options.json else ""
-        print(f"\nstopped{kept}.", file=sys.stderr)
+        stored = f"; the measurements so far are in {options.json}" if options.json else ""
+        print(f"\nstopped{stored}.", file=sys.stderr)
         raise SystemExit(130) from None
 
 
 class _Record:
-    """Everything that is measured, in a file, as far as it is."""
+    """The JSON file of all measurements, which is written again after each of them."""
 
-    def __init__(self, path: Path | None, **head: Any) -> None:
-        self.path, self.head = path, {**head, "finished": False}
-        self.parts: dict[str, list[Row]] = {}
+    def __init__(self, path: Path | None, **facts: Any) -> None:
+        self.path, self.facts = path, facts
+        self.parts: dict[str, list[Measurement]] = {}
         self.write()
 
     def write(self) -> None:
-        """Put it there; a row is a line."""
+        """Write the file, with one line per measurement."""
         if self.path is None:
             return
         parts = [
-            f"{json.dumps(part)}: [\n" + ",\n".join(json.dumps(row.record()) for row in rows) + "\n]"
+            f"{json.dumps(part)}: [\n" + ",\n".join(json.dumps(row.to_record()) for row in rows) + "\n]"
             for part, rows in self.parts.items()
         ]
-        head = json.dumps(self.head, indent=1).removesuffix("\n}")
-        self.path.write_text(head + ',\n"parts": {\n' + ",\n".join(parts) + "\n}}\n", encoding="utf-8")
+        facts = json.dumps(self.facts, indent=1).removesuffix("\n}")
+        self.path.write_text(facts + ',\n"parts": {\n' + ",\n".join(parts) + "\n}}\n", encoding="utf-8")
+
+
+def _speed() -> Any:
+    from .. import speed
+
+    return speed
 
 
 def _settings(options: argparse.Namespace) -> Settings:
-    """The device's usual settings, with what was asked for in their place."""
+    """Return the default settings of the device, changed by the options."""
     from .. import estimators, speed
     from .._errors import unknown_name
 
-    settings = speed.Settings.usual_for(choose_device(options.device), options.quick)
-    given: dict[str, Any] = {"dtype": options.dtype, "reference": not options.no_reference}
+    settings = speed.Settings.defaults(choose_device(options.device), options.quick)
+    changes: dict[str, Any] = {"dtype": options.dtype, "reference": not options.no_reference}
     if options.dtype not in speed.DTYPES:
         raise unknown_name("dtype", options.dtype, speed.DTYPES)
     if options.estimators:
-        given["estimators"] = tuple(estimators.get(name).name for name in dict.fromkeys(options.estimators))
+        changes["estimators"] = tuple(estimators.get(name).name for name in dict.fromkeys(options.estimators))
     if options.layouts:
         for layout in options.layouts:
             if layout not in speed.LAYOUTS:
                 raise unknown_name("layout", layout, speed.LAYOUTS)
-        given["layouts"] = given["model_layouts"] = tuple(dict.fromkeys(options.layouts))
+        changes["layouts"] = changes["model_layouts"] = tuple(dict.fromkeys(options.layouts))
     if options.shapes:
         shapes = [s for name in options.shapes for s in settings.named_shapes(name)]
-        given["shapes"] = tuple(dict.fromkeys(shapes))
+        changes["shapes"] = tuple(dict.fromkeys(shapes))
     if options.batch:
         if options.batch < 2:
-            raise ValueError("--batch 1 has nobody to attack; give 2 or more.")
-        given["batch"] = given["attack_batch"] = options.batch
+            raise ValueError("--batch 1 has no benign image to attack; give 2 or more.")
+        changes["batch"] = changes["attack_batch"] = options.batch
     if options.attack_steps:
-        given["attack_steps"] = options.attack_steps
+        changes["attack_steps"] = options.attack_steps
     if options.rounds:
-        given["rounds"] = options.rounds
-    return replace(settings, **given)
+        changes["rounds"] = options.rounds
+    return replace(settings, **changes)
 
 
 def _check_writable(path: Path | None) -> None:
-    """Find out now, and not after minutes of measuring."""
+    """Raise a ValueError now, and not after minutes of measuring, if a file cannot be written."""
     if path is None:
         return
     check_destination(path)
@@ -159,36 +181,47 @@ def _check_writable(path: Path | None) -> None:
         raise ValueError(f"cannot write {path}: {error.strerror}.") from None
 
 
-def _header(first: str, machine: dict[str, Any]) -> None:
-    paths = ", ".join(f"{name}: {path}" for name, path in machine["paths"].items())
+def _print_header(first: str, environment: dict[str, Any]) -> None:
+    paths = ", ".join(f"{name}: {path}" for name, path in environment["paths"].items())
+    load = environment["load"][0] if environment["load"] else 0.0
     print(first)
-    load = machine["load"][0] if machine["load"] else 0.0
-    threads = f"{machine['threads']} threads, load {load}"
-    print(f"{machine['device']}; torch {machine['torch']}, {threads}; {machine['platform']}")
+    print(
+        f"{environment['device']}; torch {environment['torch']}, {environment['threads']} threads, load {load};"
+        f" {environment['platform']}"
+    )
     print(f"paths: {paths or 'none'}. Ratios to BatchNorm: median [quartiles].", flush=True)
-    if load > 0.5:
-        print(f"other programs are running here (load {load}): numbers may be off.", file=sys.stderr)
+    if load > BUSY:
+        print(f"other programs are running (load {load}): the numbers may be off.", file=sys.stderr)
 
 
-def _measured(part: str, settings: Settings) -> Iterator[list[Row]]:
-    """The rows of one situation after the other, with a word on stderr about each."""
+def _print_tables(measurements: list[Measurement], device: str) -> None:
+    from ..speed import build_tables
+
+    for table in build_tables(measurements, device):
+        right = [i for i, name in enumerate(table.columns) if name not in TEXT_COLUMNS]
+        print(f"\n{table.title}\n{format_table(table.columns, table.rows, right=right)}")
+        print(*table.notes, sep="\n", end="\n" if table.notes else "", flush=True)
+
+
+def _measure(part: str, settings: Settings) -> Iterator[list[Measurement]]:
+    """Yield the measurements of one case after another, and show progress on stderr."""
     from .. import speed
 
-    situations = speed.PARTS[part].situations(settings)
-    with _progress(part) as bar:
-        for done, where in enumerate(situations):
-            note = ", ".join("×".join(map(str, v)) if isinstance(v, tuple) else str(v) for v in where.values())
-            bar.update(done, len(situations), note)
-            yield speed.PARTS[part].measure(settings, where)
-        bar.update(len(situations), len(situations))
+    cases = speed.PARTS[part].cases(settings)
+    with _show_progress_line(part) as progress:
+        for done, case in enumerate(cases):
+            note = ", ".join("×".join(map(str, v)) if isinstance(v, tuple) else str(v) for v in case.values())
+            progress.update(done, len(cases), note)
+            yield speed.PARTS[part].measure(settings, case)
+        progress.update(len(cases), len(cases))
 
 
 @contextmanager
-def _progress(part: str) -> Iterator[Progress]:
-    """A line that is written over. A bar that moves has a thread to move it, and that would be on the clock."""
+def _show_progress_line(part: str) -> Iterator[Progress]:
+    """Show progress on one line of the terminal, without a thread that would disturb the measurements."""
     if not sys.stderr.isatty():
-        with show_progress(part) as bar:
-            yield bar
+        with show_progress(part) as lines:
+            yield lines
         return
 
     class Line:

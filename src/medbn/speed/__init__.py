@@ -1,6 +1,7 @@
-"""What the defence costs on the device at hand, always beside BatchNorm; ``medbn speed`` on a terminal.
+"""Measure what the defence costs on this machine, always beside BatchNorm: ``medbn speed`` on the command line.
 
-A part lists the situations that it measures, and measures one. docs/speed.md explains how to read what comes out.
+Each part is a module with two functions: ``cases(settings)`` lists what it measures, such as shapes and layouts, and
+``measure(settings, case)`` measures one case. docs/speed.md explains how to read the results.
 """
 
 from __future__ import annotations
@@ -9,24 +10,34 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from . import attack, layer, memory, scaling, step
-from .machine import describe
-from .settings import DTYPES, LAYOUTS, Settings, shape
-from .tables import Table, tables
-from .timing import Row
+from .environment import describe_environment
+from .measurement import Measurement
+from .settings import DTYPES, LAYOUTS, Settings
+from .tables import Table, build_tables
 
-__all__ = ["DTYPES", "LAYOUTS", "PARTS", "Part", "Row", "Settings", "Table", "describe", "shape", "tables"]
+__all__ = [
+    "DTYPES",
+    "LAYOUTS",
+    "PARTS",
+    "Measurement",
+    "Part",
+    "Settings",
+    "Table",
+    "build_tables",
+    "describe_environment",
+]
 
 
 class Part(NamedTuple):
-    """Something to measure."""
+    """One of the parts of ``medbn speed``."""
 
-    situations: Callable[[Settings], list[dict[str, Any]]]
-    """Where: shapes, layouts, methods, and what else there is."""
-    measure: Callable[[Settings, dict[str, Any]], list[Row]]
-    """Every candidate in one of them."""
+    cases: Callable[[Settings], list[dict[str, Any]]]
+    """Return the cases to measure: combinations of shape, layout, method, ..."""
+    measure: Callable[[Settings, dict[str, Any]], list[Measurement]]
+    """Measure every candidate in one case."""
 
 
 PARTS = {
-    module.__name__.rpartition(".")[2]: Part(module.situations, module.measure)
+    module.__name__.rpartition(".")[2]: Part(module.cases, module.measure)
     for module in (layer, step, attack, scaling, memory)
 }

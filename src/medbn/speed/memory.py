@@ -1,4 +1,4 @@
-"""What a layer needs beside its input, forward and backward."""
+"""Measure the memory that a layer needs beside its input, forward and backward."""
 
 from __future__ import annotations
 
@@ -8,14 +8,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .layer import Problem
+from .layer import LayerProblem
+from .measurement import TORCH, Measurement, paths, use_path
 from .settings import Settings
-from .timing import TORCH, Row, paths, using
 
 
-def situations(settings: Settings) -> list[dict[str, Any]]:
-    """Every shape in every layout: ``peak`` where the device counts, ``kept`` where it does not."""
-    kind = "peak" if settings.on_gpu else "kept"
+def cases(settings: Settings) -> list[dict[str, Any]]:
+    """Return every shape in every layout.
+
+    The kind of memory is ``"peak"`` on a GPU, whose allocator counts, and ``"saved"`` elsewhere.
+    """
+    kind = "peak" if settings.on_gpu else "saved"
     return [
         {"layout": layout, "shape": shape, "dtype": settings.dtype, "kind": kind}
         for layout in settings.layouts
@@ -23,24 +26,26 @@ def situations(settings: Settings) -> list[dict[str, Any]]:
     ]
 
 
-def measure(settings: Settings, where: dict[str, Any]) -> list[Row]:
-    """Bytes, BatchNorm's and each candidate's."""
-    count = _peak if where["kind"] == "peak" else _kept
-    problem = Problem.of(settings, where["shape"], where["layout"], "forward+backward")
-    where = {**where, "activation": problem.x.numel() * problem.x.element_size()}
-    base = float(count(problem, problem.batch_norm, TORCH))
+def measure(settings: Settings, case: dict[str, Any]) -> list[Measurement]:
+    """Count BatchNorm's bytes and each candidate's."""
+    count = peak_bytes if case["kind"] == "peak" else saved_bytes
+    problem = LayerProblem.random(settings, case["shape"], case["layout"], "forward+backward")
+    case = {**case, "activation": problem.x.numel() * problem.x.element_size()}
+    batch_norm = float(count(problem, problem.batch_norm, TORCH))
     return [
-        Row("memory", where, name, path, "bytes", [float(count(problem, problem.robust(name), path))], [base])
+        Measurement(
+            "memory", case, name, path, "bytes", [float(count(problem, problem.robust_norm(name), path))], [batch_norm]
+        )
         for name in settings.robust
         for path in paths(problem.x, name, settings.reference)
     ]
 
 
-def _peak(problem: Problem, norm: Callable[[], Tensor], path: str) -> int:
-    """The most that was allocated during a pass forward and back, beyond what was there before it."""
-    call = problem.call(norm)
-    with using(path):
-        call()  # what is allocated once and kept
+def peak_bytes(problem: LayerProblem, norm: Callable[[], Tensor], path: str) -> int:
+    """Return the most memory allocated during a forward and backward pass, beyond what was allocated before it."""
+    call = problem.in_direction(norm)
+    with use_path(path):
+        call()  # what is allocated once stays allocated
         torch.cuda.synchronize()
         torch.cuda.reset_peak_memory_stats()
         before = torch.cuda.memory_allocated()
@@ -49,15 +54,15 @@ def _peak(problem: Problem, norm: Callable[[], Tensor], path: str) -> int:
     return torch.cuda.max_memory_allocated() - before
 
 
-def _kept(problem: Problem, norm: Callable[[], Tensor], path: str) -> int:
-    """The output and what autograd saves for the backward pass, the input included; each storage once."""
-    seen: dict[int, int] = {}
+def saved_bytes(problem: LayerProblem, norm: Callable[[], Tensor], path: str) -> int:
+    """Return the size of the output and of all tensors saved for backward, the input included, each storage once."""
+    sizes: dict[int, int] = {}
 
-    def note(tensor: Tensor) -> Tensor:
+    def add_storage(tensor: Tensor) -> Tensor:
         storage = tensor.untyped_storage()
-        seen[storage.data_ptr()] = storage.nbytes()
+        sizes[storage.data_ptr()] = storage.nbytes()
         return tensor
 
-    with using(path), torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
-        note(norm())
-    return sum(seen.values())
+    with use_path(path), torch.autograd.graph.saved_tensors_hooks(add_storage, lambda tensor: tensor):
+        add_storage(norm())
+    return sum(sizes.values())

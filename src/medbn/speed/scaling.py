@@ -1,19 +1,19 @@
-"""Time per element, as channels have more values and activations more channels."""
+"""Time per element of a layer, with growing numbers of values per channel and of channels."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from .layer import Problem, against_batch_norm
+from .layer import LayerProblem, compare_with_batch_norm
+from .measurement import Measurement
 from .settings import Settings
-from .timing import Row
 
 IMAGES = 100
 
 
-def situations(settings: Settings) -> list[dict[str, Any]]:
-    """Contiguous ``(B, C, S)`` with 100 images, within the limit on elements."""
-    few = min(settings.channels)
+def cases(settings: Settings) -> list[dict[str, Any]]:
+    """Return contiguous shapes ``(B, C, S)`` with 100 images, within the limit on elements."""
+    fewest = min(settings.channels)
     return [
         {
             "values": values,
@@ -23,11 +23,11 @@ def situations(settings: Settings) -> list[dict[str, Any]]:
         }
         for values in settings.values
         for channels in settings.channels
-        if values * channels <= settings.elements and (settings.every_size or channels == few or values == 10_000)
+        if values * channels <= settings.elements and (settings.all_sizes or channels == fewest or values == 10_000)
     ]
 
 
-def measure(settings: Settings, where: dict[str, Any]) -> list[Row]:
-    """Forward and backward."""
-    problem = Problem.of(settings, where["shape"], "nchw", "forward+backward")
-    return against_batch_norm("scaling", where, problem, settings.robust, settings)
+def measure(settings: Settings, case: dict[str, Any]) -> list[Measurement]:
+    """Time each robust estimator, forward and backward."""
+    problem = LayerProblem.random(settings, case["shape"], "nchw", "forward+backward")
+    return compare_with_batch_norm("scaling", case, problem, settings.robust, settings)

@@ -1,4 +1,4 @@
-"""One whole step of TENT: predict, minimise the entropy, update."""
+"""Time one step of TENT: predict, minimise the entropy, update."""
 
 from __future__ import annotations
 
@@ -11,52 +11,62 @@ from torch import Tensor
 from .. import models
 from ..methods import adapt
 from ..methods.base import Adapter
+from .measurement import Candidate, Measurement, paths
 from .settings import DTYPES, LAYOUTS, Settings
-from .timing import Call, Candidate, Row, compare, paths
+from .timing import Call, compare
 
 CLASSES, PIXELS = 10, 32
 
 
-def situations(settings: Settings) -> list[dict[str, Any]]:
-    """The model in each layout."""
-    given = {"method": "tent", "model": settings.model, "batch": settings.batch, "dtype": settings.dtype}
-    return [{**given, "layout": layout} for layout in settings.model_layouts]
+def cases(settings: Settings) -> list[dict[str, Any]]:
+    """Return TENT on the model, in each layout."""
+    common = {"method": "tent", "model": settings.model, "batch": settings.batch, "dtype": settings.dtype}
+    return [{**common, "layout": layout} for layout in settings.model_layouts]
 
 
-def measure(settings: Settings, where: dict[str, Any]) -> list[Row]:
-    """A batch through TENT, with BatchNorm and with each estimator."""
-    images, _ = batch(settings, where)
-    return against_mean("step", where, lambda victim: victim(images), settings)
+def measure(settings: Settings, case: dict[str, Any]) -> list[Measurement]:
+    """Time a batch through TENT, with BatchNorm and with each robust estimator."""
+    images, _ = random_batch(settings, case)
+    return compare_adapters("step", case, lambda adapter: adapter(images), settings)
 
 
-def batch(settings: Settings, where: dict[str, Any]) -> tuple[Tensor, Tensor]:
-    """Images in [0, 1] and their classes; noise costs what pictures cost."""
+def random_batch(settings: Settings, case: dict[str, Any]) -> tuple[Tensor, Tensor]:
+    """Return random images in [0, 1] and random classes, which take the same time as photographs."""
     generator = torch.Generator(settings.device).manual_seed(0)
-    size = where["batch"]
+    size = case["batch"]
     images = torch.rand(size, 3, PIXELS, PIXELS, generator=generator, device=settings.device)
     labels = torch.randint(CLASSES, (size,), generator=generator, device=settings.device)
-    return images.to(memory_format=LAYOUTS[where["layout"]]), labels
+    return images.to(memory_format=LAYOUTS[case["layout"]]), labels
 
 
-def against_mean(part: str, where: dict[str, Any], work: Callable[[Adapter], object], settings: Settings) -> list[Row]:
-    """The same work on a victim of each kind. Each path has an adapter of its own, with whatever that caches."""
+def compare_adapters(
+    part: str, case: dict[str, Any], work: Callable[[Adapter], object], settings: Settings
+) -> list[Measurement]:
+    """Time the same work on an adapter with BatchNorm and on one for each robust estimator and path.
+
+    Each path has an adapter of its own, because adapters cache what they have computed on one path.
+    """
     dtype = DTYPES[settings.dtype]
     torch.manual_seed(0)
-    source = models.get(where["model"], classes=CLASSES)
-    source = source.to(settings.device).to(memory_format=LAYOUTS[where["layout"]])  # type: ignore[call-overload]
+    source = models.get(case["model"], classes=CLASSES)
+    source = source.to(settings.device).to(memory_format=LAYOUTS[case["layout"]])  # type: ignore[call-overload]
     probe = torch.zeros(2, 2, 2, 2, device=settings.device, dtype=dtype)
-    kind = torch.device(settings.device).type
+    device_type = torch.device(settings.device).type
 
-    def working(estimator: str) -> Call:
-        victim = adapt(source, where["method"], estimator)
+    def prepare(estimator: str) -> Call:
+        adapter = adapt(source, case["method"], estimator)
 
         def call() -> None:
-            with torch.autocast(kind, dtype, enabled=settings.dtype != "float32"):
-                work(victim)
+            with torch.autocast(device_type, dtype, enabled=settings.dtype != "float32"):
+                work(adapter)
 
         return call
 
     candidates = [
-        Candidate(e, path, working(e)) for e in settings.robust for path in paths(probe, e, settings.reference)
+        Candidate(name, path, prepare(name))
+        for name in settings.robust
+        for path in paths(probe, name, settings.reference)
     ]
-    return compare(part, where, working("mean"), candidates, lambda path: settings.turns(part, path), settings.device)
+    return compare(
+        part, case, prepare("mean"), candidates, lambda path: settings.rounds_for(part, path), settings.device
+    )

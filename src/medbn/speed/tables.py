@@ -1,4 +1,4 @@
-"""Rows as tables of text."""
+"""Measurements as tables of text."""
 
 from __future__ import annotations
 
@@ -6,19 +6,19 @@ from collections.abc import Callable, Iterable, Sequence
 from statistics import median
 from typing import Any, NamedTuple
 
-from .attack import AUTHORS
-from .timing import Row, Spread, geometric_mean
+from .attack import AUTHORS_SECONDS
+from .measurement import Measurement, Quartiles, geometric_mean
 
 CLOCKS = {"wall": "wall clock", "graph": "device time, CUDA graph replay"}
 MEMORY = {
     "peak": "peak memory of forward + backward beyond what was allocated before",
-    "kept": "output + what autograd saves for the backward pass, input included",
+    "saved": "output + tensors saved for backward, input included",
 }
 NONE = "–"
 
 
 class Table(NamedTuple):
-    """A heading, columns, rows, and what there is to say below."""
+    """A title, names of columns, rows of text, and notes below."""
 
     title: str
     columns: list[str]
@@ -26,131 +26,134 @@ class Table(NamedTuple):
     notes: list[str]
 
 
-def tables(rows: Sequence[Row], device: str = "") -> list[Table]:
-    """The tables of one part; ``device`` is the name of what it was measured on."""
-    rows = sorted(rows, key=lambda row: row.clock != "graph")  # the headline on a GPU
+def build_tables(measurements: Sequence[Measurement], device: str = "") -> list[Table]:
+    """Return the tables of one part.
+
+    Args:
+        measurements: all measurements of the part.
+        device: the name of the device, which decides whether the authors' time is comparable.
+    """
+    rows = sorted(measurements, key=lambda row: row.clock != "graph")  # device time is the headline on a GPU
     part = rows[0].part if rows else ""
     if part == "layer":
-        return [_layer(group) for group in _groups(rows, "layout", "direction")]
+        return [_layer_table(group) for group in _groups(rows, "layout", "direction")]
     if part == "scaling":
-        return [_scaling(group) for group in _groups(rows)]
+        return [_scaling_table(group) for group in _groups(rows)]
     if part == "memory":
-        return [_memory(group) for group in _groups(rows, "layout")]
-    return [_whole(part, rows, device)] if rows else []
+        return [_memory_table(group) for group in _groups(rows, "layout")]
+    return [_model_table(part, rows, device)] if rows else []
 
 
-def _groups(rows: Iterable[Row], *keys: str) -> list[list[Row]]:
-    found: dict[tuple[Any, ...], list[Row]] = {}
-    for row in rows:
-        found.setdefault((*(row.where[key] for key in keys), row.clock), []).append(row)
-    return list(found.values())
-
-
-def _layer(rows: list[Row]) -> Table:
-    """Shapes below each other, candidates beside each other; below them what they come to."""
+def _layer_table(rows: list[Measurement]) -> Table:
+    """Return a line per shape with the ratios of each candidate, and summaries over shapes below."""
     names = _names(rows)
     lines = []
-    for shape, beside in _by_shape(rows).items():
-        texts = {_name(row): _spread(row) for row in beside}
-        lines.append(["×".join(map(str, shape)), _time(_base(beside)), *(texts.get(name, NONE) for name in names)])
-    middle: dict[str, list[float]] = {name: [] for name in names}
+    for shape, group in _by_shape(rows).items():
+        texts = {_name(row): _quartiles(row) for row in group}
+        time = _time(_batch_norm_time(group))
+        lines.append(["×".join(map(str, shape)), time, *(texts.get(name, NONE) for name in names)])
+    medians: dict[str, list[float]] = {name: [] for name in names}
     shortest: dict[str, list[float]] = {name: [] for name in names}
     for row in rows:
         if row.values:
-            middle[_name(row)].append(median(row.ratios))
-            shortest[_name(row)].append(min(row.values) / min(row.base))  # of as many runs of each
-    lines.append(["geometric mean", "", *(_ratio(middle[name], geometric_mean) for name in names)])
-    lines.append(["worst", "", *(_ratio(middle[name], max) for name in names)])
+            medians[_name(row)].append(median(row.ratios))
+            shortest[_name(row)].append(min(row.values) / min(row.batch_norm))
+    lines.append(["geometric mean", "", *(_ratio(medians[name], geometric_mean) for name in names)])
+    lines.append(["worst", "", *(_ratio(medians[name], max) for name in names)])
     lines.append(["of shortest runs", "", *(_ratio(shortest[name], geometric_mean) for name in names)])
-    where, clock = rows[0].where, CLOCKS[rows[0].clock]
-    title = f"layer: time / BatchNorm's, {where['layout']}, {where['direction']}, {where['dtype']}, {clock}"
+    case, clock = rows[0].case, CLOCKS[rows[0].clock]
+    title = f"layer: time / BatchNorm's, {case['layout']}, {case['direction']}, {case['dtype']}, {clock}"
     return Table(title, ["shape", "batch_norm", *names], lines, _notes(rows))
 
 
-def _scaling(rows: list[Row]) -> Table:
+def _scaling_table(rows: list[Measurement]) -> Table:
     names = _names(rows)
     lines = []
-    for beside in _by_shape(rows).values():
-        where = beside[0].where
-        size = where["values"] * where["channels"]
-        texts = {_name(row): _nanoseconds(median(row.values), size) if row.values else NONE for row in beside}
-        start = [
-            f"{where['values']:.0e}".replace("e+0", "e"),
-            str(where["channels"]),
-            _nanoseconds(_base(beside), size),
-        ]
+    for group in _by_shape(rows).values():
+        case = group[0].case
+        size = case["values"] * case["channels"]
+        texts = {_name(row): _nanoseconds(median(row.values), size) if row.values else NONE for row in group}
+        values = f"{case['values']:.0e}".replace("e+0", "e")
+        start = [values, str(case["channels"]), _nanoseconds(_batch_norm_time(group), size)]
         lines.append([*start, *(texts.get(name, NONE) for name in names)])
-    title = f"scaling: ns per element, forward+backward, {rows[0].where['dtype']}, {CLOCKS[rows[0].clock]}"
+    title = f"scaling: ns per element, forward+backward, {rows[0].case['dtype']}, {CLOCKS[rows[0].clock]}"
     return Table(title, ["values", "channels", "batch_norm", *names], lines, _notes(rows))
 
 
-def _whole(part: str, rows: Sequence[Row], device: str) -> Table:
-    """A whole model: one line per candidate, below the BatchNorm that it stood beside."""
-    first = rows[0].where
+def _model_table(part: str, rows: Sequence[Measurement], device: str) -> Table:
+    """Return a line per candidate on a whole model, below the BatchNorm that it was measured beside."""
+    first = rows[0].case
     attack = part == "attack"
     authors = attack and "H200" in device and (first["steps"], first["batch"]) == (100, 200)
     lines = []
     for group in _groups(rows, "method", "layout"):
-        where = group[0].where
-        start = [where["method"], where["layout"]]
-        base = [s for row in group for s in row.base]
-        entries = [("mean", "torch", base, "1")] if base else []
-        entries += [(row.estimator, row.path, row.values, _spread(row)) for row in group]
+        case = group[0].case
+        batch_norm = [seconds for row in group for seconds in row.batch_norm]
+        entries = [("mean", "torch", batch_norm, "1")] if batch_norm else []
+        entries += [(row.estimator, row.path, row.values, _quartiles(row)) for row in group]
         for estimator, path, values, ratio in entries:
             seconds = median(values) if values else None
-            line = [*start, estimator, path, _time(seconds)]
+            line = [case["method"], case["layout"], estimator, path, _time(seconds)]
             if attack:
-                line.append(_time(None if seconds is None else seconds / where["steps"]))
+                line.append(_time(None if seconds is None else seconds / case["steps"]))
             line.append(ratio)
             if authors:
-                line.append(f"{AUTHORS / seconds:.1f}" if seconds else NONE)
+                line.append(f"{AUTHORS_SECONDS / seconds:.1f}" if seconds else NONE)
             lines.append(line)
     columns = ["method", "layout", "estimator", "path", "one batch", "/ BatchNorm's"]
-    what = f"{first['model']}, batches of {first['batch']}, {first['dtype']}, {CLOCKS['wall']}"
+    settings = f"{first['model']}, batches of {first['batch']}, {first['dtype']}, {CLOCKS['wall']}"
     if not attack:
-        return Table(f"step: one step of TENT, {what}", columns, lines, _notes(rows))
+        return Table(f"step: one step of TENT, {settings}", columns, lines, _notes(rows))
     columns.insert(5, "one step")
-    title = f"attack: DIA, targeted, {first['steps']} steps, {what}"
+    title = f"attack: DIA, targeted, {first['steps']} steps, {settings}"
     return Table(title, [*columns, *["× authors' throughput"] * authors], lines, _notes(rows))
 
 
-def _memory(rows: list[Row]) -> Table:
-    where, names = rows[0].where, _names(rows)
+def _memory_table(rows: list[Measurement]) -> Table:
+    case, names = rows[0].case, _names(rows)
     lines = []
-    for shape, beside in _by_shape(rows).items():
-        unit = float(beside[0].where["activation"])
-        texts = {_name(row): f"{row.values[0] / unit:.2f} ({row.ratios[0]:.2f})" for row in beside}
-        start = ["×".join(map(str, shape)), f"{unit / 2**20:.1f} MiB", f"{beside[0].base[0] / unit:.2f}"]
+    for shape, group in _by_shape(rows).items():
+        unit = float(group[0].case["activation"])
+        texts = {_name(row): f"{row.values[0] / unit:.2f} ({row.ratios[0]:.2f})" for row in group}
+        start = ["×".join(map(str, shape)), f"{unit / 2**20:.1f} MiB", f"{group[0].batch_norm[0] / unit:.2f}"]
         lines.append([*start, *(texts.get(name, NONE) for name in names)])
-    title = f"memory: {MEMORY[where['kind']]}, in activations (/ BatchNorm's), {where['layout']}, {where['dtype']}"
+    title = f"memory: {MEMORY[case['kind']]}, in activations (/ BatchNorm's), {case['layout']}, {case['dtype']}"
     return Table(title, ["shape", "activation", "batch_norm", *names], lines, _notes(rows))
 
 
-def _names(rows: Iterable[Row]) -> list[str]:
+def _groups(rows: Iterable[Measurement], *keys: str) -> list[list[Measurement]]:
+    """Return the measurements grouped by some facts of their cases, and by clock."""
+    groups: dict[tuple[Any, ...], list[Measurement]] = {}
+    for row in rows:
+        groups.setdefault((*(row.case[key] for key in keys), row.clock), []).append(row)
+    return list(groups.values())
+
+
+def _by_shape(rows: Iterable[Measurement]) -> dict[tuple[int, ...], list[Measurement]]:
+    groups: dict[tuple[int, ...], list[Measurement]] = {}
+    for row in rows:
+        groups.setdefault(tuple(row.case["shape"]), []).append(row)
+    return groups
+
+
+def _names(rows: Iterable[Measurement]) -> list[str]:
     return list(dict.fromkeys(_name(row) for row in rows))
 
 
-def _by_shape(rows: Iterable[Row]) -> dict[tuple[int, ...], list[Row]]:
-    found: dict[tuple[int, ...], list[Row]] = {}
-    for row in rows:
-        found.setdefault(tuple(row.where["shape"]), []).append(row)
-    return found
-
-
-def _base(rows: Iterable[Row]) -> float | None:
-    """BatchNorm's time beside these."""
-    seconds = [s for row in rows for s in row.base]
-    return median(seconds) if seconds else None
-
-
-def _name(row: Row) -> str:
+def _name(row: Measurement) -> str:
     return row.estimator if row.path == "torch" else f"{row.estimator}, {row.path}"
 
 
-def _spread(row: Row) -> str:
+def _batch_norm_time(rows: Iterable[Measurement]) -> float | None:
+    """Return the median time of BatchNorm beside these measurements."""
+    seconds = [seconds for row in rows for seconds in row.batch_norm]
+    return median(seconds) if seconds else None
+
+
+def _quartiles(row: Measurement) -> str:
     if not row.values:
         return NONE
-    low, middle, high = Spread.of(row.ratios)
+    low, middle, high = Quartiles.of(row.ratios)
     return f"{middle:.2f} [{low:.2f}, {high:.2f}]"
 
 
@@ -169,5 +172,5 @@ def _nanoseconds(seconds: float | None, size: float) -> str:
     return NONE if seconds is None else f"{1e9 * seconds / size:.3g}"
 
 
-def _notes(rows: Iterable[Row]) -> list[str]:
+def _notes(rows: Iterable[Measurement]) -> list[str]:
     return list(dict.fromkeys(f"{NONE} {_name(row)}: {row.note}" for row in rows if row.note))

@@ -1,150 +1,49 @@
-"""Measuring two things side by side: turns, clocks, ratios.
+"""Time candidates and BatchNorm in turns.
 
-Whatever else a machine does, it does to everybody: candidates take turns with BatchNorm, and a ratio is of two runs
-that stood next to each other, each of them first as often as the other.
+Times on a shared machine drift. So each candidate takes turns with BatchNorm in one process, and a ratio is of two runs
+directly after each other, of which each is the first equally often.
 """
 
 from __future__ import annotations
 
 import math
-import os
-import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import torch
-from torch import Tensor
 
-from .. import kernels
+from .measurement import TORCH, Candidate, Measurement, use_path
 
 Call = Callable[[], object]
-Timed = Callable[[], float]
-"""Runs something and returns the seconds that one run of it took."""
+Timer = Callable[[], float]
+"""A function that runs a call, possibly several times, and returns the seconds that one run took."""
 
-FORCED = "MEDBN_KERNELS"
-TORCH = "torch"
-"""The path of ``mean``, which is torch's own kernel."""
-SETTLED, LONGEST = 0.005, 0.02
-"""Seconds that a timed run should last at least, and that one captured graph should last at most."""
-
-
-@dataclass
-class Row:
-    """One candidate against BatchNorm in one situation, with everything that was measured."""
-
-    part: str
-    where: dict[str, Any]
-    """The situation: shape, layout, direction, method, and what else there is."""
-    estimator: str
-    path: str
-    clock: str
-    """``"wall"``; ``"graph"``, the device's own time for replaying a CUDA graph; ``"bytes"`` of memory."""
-    values: list[float] = field(default_factory=list)
-    """Seconds, or bytes, one for each ratio."""
-    base: list[float] = field(default_factory=list)
-    """BatchNorm's, beside them."""
-    note: str = ""
-    """Why there is no number, where there is none."""
-
-    @property
-    def ratios(self) -> list[float]:
-        """The candidate over the BatchNorm beside it."""
-        return [value / base for value, base in zip(self.values, self.base, strict=True)]
-
-    def record(self) -> dict[str, Any]:
-        """For JSON."""
-        found = asdict(self)
-        unit = "bytes" if self.clock == "bytes" else "seconds"
-        numbers = {unit: found.pop("values"), f"batch_norm_{unit}": found.pop("base"), "ratios": self.ratios}
-        short = {name: [float(f"{value:.6g}") for value in values] for name, values in numbers.items()}
-        return {**found.pop("where"), **found, **short}
+MIN_SECONDS = 0.005
+"""A timed run is repeated until it takes this long, so that the resolution of the clock does not matter."""
+MAX_GRAPH_SECONDS = 0.02
+"""A captured graph contains repetitions up to this length."""
 
 
-class Spread(NamedTuple):
-    """The quartiles of some ratios."""
-
-    low: float
-    middle: float
-    high: float
-
-    @classmethod
-    def of(cls, values: Sequence[float]) -> Spread:
-        """Of at least one value.
-
-        >>> Spread.of([1.0, 2.0, 3.0, 4.0, 5.0])
-        Spread(low=2.0, middle=3.0, high=4.0)
-        """
-        if len(values) == 1:
-            return cls(values[0], values[0], values[0])
-        return cls(*statistics.quantiles(values, n=4, method="inclusive"))
-
-
-def geometric_mean(values: Sequence[float]) -> float:
-    """The average of ratios.
-
-    >>> geometric_mean([0.5, 2.0])
-    1.0
-    """
-    return math.exp(statistics.fmean(math.log(value) for value in values))
-
-
-# --- paths ------------------------------------------------------------------------------------------------------------
-
-
-class Candidate(NamedTuple):
-    """Something to measure, and the path that it takes."""
-
-    estimator: str
-    path: str
-    call: Call
-
-
-def paths(x: Tensor, estimator: str, reference: bool = True) -> list[str]:
-    """The path that is selected for this input, and the reference path where that is another and wanted."""
-    if estimator == "mean":
-        return [TORCH]
-    found = kernels.selected(x, estimator)
-    return list(dict.fromkeys((found, "reference"))) if reference else [found]
-
-
-@contextmanager
-def using(path: str) -> Iterator[None]:
-    """Force the reference path; any other is what is selected anyway."""
-    before = os.environ.get(FORCED)
-    if path == "reference":
-        os.environ[FORCED] = path
-    try:
-        yield
-    finally:
-        if path == "reference":
-            os.environ.pop(FORCED)
-            if before is not None:
-                os.environ[FORCED] = before
+class UncapturableError(RuntimeError):
+    """A call cannot be captured in a CUDA graph."""
 
 
 # --- clocks -----------------------------------------------------------------------------------------------------------
 
 
-class UncapturableError(RuntimeError):
-    """Something cannot be captured in a CUDA graph."""
+def synchronizer(device: str) -> Callable[[], None]:
+    """Return a function that waits until a device has finished its work."""
+    functions = {"cuda": torch.cuda.synchronize, "mps": torch.mps.synchronize}
+    return functions.get(torch.device(device).type, lambda: None)
 
 
-def waiting(device: str) -> Callable[[], None]:
-    """A function that returns when the device has done all it was told."""
-    kind = torch.device(device).type
-    known = {"cuda": torch.cuda.synchronize, "mps": torch.mps.synchronize}
-    return known.get(kind, lambda: None)
+def wall_timer(
+    call: Call, wait: Callable[[], None] = lambda: None, repeats: int = 1, clock: Timer = time.perf_counter
+) -> Timer:
+    """Return a timer by wall clock: from the first of ``repeats`` calls until the device has finished the last."""
 
-
-def wall(
-    call: Call, wait: Callable[[], None] = lambda: None, repeats: int = 1, clock: Timed = time.perf_counter
-) -> Timed:
-    """By the clock on the wall, from telling the device to having it all done; ``repeats`` calls on end."""
-
-    def timed() -> float:
+    def measure() -> float:
         wait()
         start = clock()
         for _ in range(repeats):
@@ -152,48 +51,51 @@ def wall(
         wait()
         return (clock() - start) / repeats
 
-    return timed
+    return measure
 
 
-def settled(call: Call, wait: Callable[[], None], path: str, clock: Timed = time.perf_counter) -> Timed:
-    """``wall`` on one path, warmed up, with as many repeats as it takes for the clock's grain not to matter."""
-    once = wall(call, wait, clock=clock)
-    with using(path):
+def warm_wall_timer(call: Call, wait: Callable[[], None], path: str, clock: Timer = time.perf_counter) -> Timer:
+    """Warm a call up on one path, and return a timer by wall clock with enough repetitions for ``MIN_SECONDS``."""
+    once = wall_timer(call, wait, clock=clock)
+    with use_path(path):
         first = once()
-        repeats = 1 if first > 10 * SETTLED else times(SETTLED, once())
-    several = wall(call, wait, repeats, clock)
+        repeats = 1 if first > 10 * MIN_SECONDS else repeats_for(MIN_SECONDS, once())
+    repeated = wall_timer(call, wait, repeats, clock)
 
-    def timed() -> float:
-        with using(path):
-            return several()
+    def measure() -> float:
+        with use_path(path):
+            return repeated()
 
-    return timed
+    return measure
 
 
-def times(wanted: float, single: float, most: int = 50) -> int:
-    """How often something that takes ``single`` seconds is to be repeated to last as long as ``wanted``.
+def repeats_for(total: float, single: float, most: int = 50) -> int:
+    """Return how often to repeat a run of ``single`` seconds so that all runs take ``total`` seconds.
 
-    >>> times(0.005, 0.002), times(0.005, 3.0), times(0.005, 1e-9)
+    >>> repeats_for(0.005, 0.002), repeats_for(0.005, 3.0), repeats_for(0.005, 1e-9)
     (3, 1, 50)
     """
-    return max(1, min(most, math.ceil(wanted / max(single, 1e-9))))
+    return max(1, min(most, math.ceil(total / max(single, 1e-9))))
 
 
-def replayed(call: Call, path: str) -> Timed:
-    """By the device's own clock: repetitions captured in a CUDA graph and replayed, so that no launch is waited for."""
+def graph_timer(call: Call, path: str) -> Timer:
+    """Capture repetitions in a CUDA graph, and return a timer of its replay by the device's clock.
+
+    That is the work of the device alone, without the time for launching kernels.
+    """
     side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
     side.wait_stream(torch.cuda.current_stream())
-    with using(path):
+    with use_path(path):
         with torch.cuda.stream(side):
-            for _ in range(3):  # whatever is compiled, tuned or allocated once, before the capture
+            for _ in range(3):  # compile, tune and allocate before the capture
                 call()
         torch.cuda.current_stream().wait_stream(side)
-        once = wall(call, torch.cuda.synchronize)
-        inside = max(1, min(20, int(LONGEST / once())))
+        once = wall_timer(call, torch.cuda.synchronize)
+        repeats = max(1, min(20, int(MAX_GRAPH_SECONDS / once())))
         graph = torch.cuda.CUDAGraph()
         try:
             with torch.cuda.graph(graph):
-                for _ in range(inside):
+                for _ in range(repeats):
                     call()
         except RuntimeError as error:
             raise UncapturableError(_first_line(error)) from None
@@ -205,10 +107,10 @@ def replayed(call: Call, path: str) -> Timed:
             graph.replay()
         end.record()
         end.synchronize()
-        return float(begin.elapsed_time(end)) / 1e3 / (count * inside)
+        return float(begin.elapsed_time(end)) / 1e3 / (count * repeats)
 
     replay(1)
-    count = times(SETTLED, replay(1) * inside)
+    count = repeats_for(MIN_SECONDS, replay(1) * repeats)
     return lambda: replay(count)
 
 
@@ -216,64 +118,79 @@ def _first_line(error: Exception) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
-# --- turns ------------------------------------------------------------------------------------------------------------
+# --- comparison -------------------------------------------------------------------------------------------------------
 
 
 def interleave(
-    base: Timed, candidates: Sequence[Timed], rounds: Sequence[int]
+    batch_norm: Timer, candidates: Sequence[Timer], rounds: Sequence[int]
 ) -> list[tuple[list[float], list[float]]]:
-    """Each candidate's times and the base's beside them: two of each for every round, base first and then last."""
-    found: list[tuple[list[float], list[float]]] = [([], []) for _ in candidates]
-    for turn in range(max(rounds, default=0)):
-        for candidate, wanted, (ours, theirs) in zip(candidates, rounds, found, strict=True):
-            if turn < wanted:
-                theirs.append(base())
-                ours.extend((candidate(), candidate()))
-                theirs.append(base())
-    return found
+    """Run candidates and BatchNorm in turns, and return each candidate's times and BatchNorm's beside them.
+
+    A round of one candidate is four runs: BatchNorm, the candidate, the candidate, BatchNorm.
+
+    Args:
+        batch_norm: the timer of BatchNorm.
+        candidates: the timers to compare with it.
+        rounds: how many rounds each candidate has.
+    """
+    times: list[tuple[list[float], list[float]]] = [([], []) for _ in candidates]
+    for number in range(max(rounds, default=0)):
+        for candidate, count, (candidate_times, batch_norm_times) in zip(candidates, rounds, times, strict=True):
+            if number < count:
+                batch_norm_times.append(batch_norm())
+                candidate_times.extend((candidate(), candidate()))
+                batch_norm_times.append(batch_norm())
+    return times
 
 
 def compare(
     part: str,
-    where: Mapping[str, Any],
-    base: Call,
+    case: Mapping[str, Any],
+    batch_norm: Call,
     candidates: Sequence[Candidate],
     rounds: Callable[[str], int],
     device: str,
     *,
     graphs: bool = False,
-) -> list[Row]:
-    """Every candidate against the base, by the clock on the wall and, with ``graphs``, by replaying CUDA graphs.
+) -> list[Measurement]:
+    """Time every candidate beside BatchNorm, by wall clock and, with ``graphs``, by replaying CUDA graphs.
 
-    ``rounds`` says how many there are for a path.
+    Args:
+        part: the name of the part.
+        case: what is measured.
+        batch_norm: the same work with BatchNorm.
+        candidates: what to compare with it.
+        rounds: returns the number of rounds for a path.
+        device: where it runs.
+        graphs: measure replayed CUDA graphs too.
     """
-    wait = waiting(device)
-    clocks: dict[str, Callable[[Call, str], Timed]] = {"wall": lambda call, path: settled(call, wait, path)}
+    wait = synchronizer(device)
+    timers: dict[str, Callable[[Call, str], Timer]] = {"wall": lambda call, path: warm_wall_timer(call, wait, path)}
     if graphs:
-        clocks["graph"] = replayed
-    found: list[Row] = []
-    for clock, timer in clocks.items():
-        rows = [Row(part, dict(where), c.estimator, c.path, clock) for c in candidates]
-        ready: list[tuple[Row, Timed]] = []
+        timers["graph"] = graph_timer
+    measurements: list[Measurement] = []
+    for clock, make_timer in timers.items():
+        rows = [Measurement(part, dict(case), c.estimator, c.path, clock) for c in candidates]
+        measurements += rows
         try:
-            beside = timer(base, TORCH)
+            batch_norm_timer = make_timer(batch_norm, TORCH)
         except (UncapturableError, torch.cuda.OutOfMemoryError) as error:
             for row in rows:
-                row.note = f"BatchNorm: {_why(error)}"
-        else:
-            for row, candidate in zip(rows, candidates, strict=True):
-                try:
-                    ready.append((row, timer(candidate.call, candidate.path)))
-                except (UncapturableError, torch.cuda.OutOfMemoryError) as error:
-                    row.note = _why(error)
-            turns = interleave(beside, [timed for _, timed in ready], [rounds(row.path) for row, _ in ready])
-            for (row, _), (ours, theirs) in zip(ready, turns, strict=True):
-                row.values, row.base = ours, theirs
-        found += rows
-    return found
+                row.note = f"BatchNorm: {_reason(error)}"
+            continue
+        ready: list[tuple[Measurement, Timer]] = []
+        for row, candidate in zip(rows, candidates, strict=True):
+            try:
+                ready.append((row, make_timer(candidate.call, candidate.path)))
+            except (UncapturableError, torch.cuda.OutOfMemoryError) as error:
+                row.note = _reason(error)
+        times = interleave(batch_norm_timer, [timer for _, timer in ready], [rounds(row.path) for row, _ in ready])
+        for (row, _), (candidate_times, batch_norm_times) in zip(ready, times, strict=True):
+            row.values, row.batch_norm = candidate_times, batch_norm_times
+    return measurements
 
 
-def _why(error: Exception) -> str:
+def _reason(error: Exception) -> str:
     if isinstance(error, torch.cuda.OutOfMemoryError):
         return "out of memory"
     return f"cannot be captured in a CUDA graph ({error})"
