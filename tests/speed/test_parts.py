@@ -120,9 +120,7 @@ def test_memory_counts_every_storage_once():
     assert memory.saved_bytes(problem, lambda: problem.x.sin() + problem.x.cos(), "torch") == 2 * size
     for row in rows("memory"):
         unit = row.case["activation"]
-        assert (
-            2 * unit <= row.batch_norm[0] <= 2 * unit + 16 * row.case["shape"][1]
-        )  # x, y, up to four per channel
+        assert 2 * unit <= row.batch_norm[0] <= 2 * unit + 16 * row.case["shape"][1]  # x, y, up to four per channel
         assert row.ratios == [row.values[0] / row.batch_norm[0]]
 
 

@@ -52,9 +52,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     what.add_argument("--batch", type=positive_int, metavar="B", help="images in a step and in an attacked batch")
     what.add_argument("--attack-steps", type=positive_int, metavar="N", help="default: 100; 2 on a CPU")
     what.add_argument("--no-reference", action="store_true", help="leave out the reference path, which takes longest")
-    what.add_argument(
-        "--rounds", type=positive_int, metavar="N", help="rounds of each candidate, of two ratios each"
-    )
+    what.add_argument("--rounds", type=positive_int, metavar="N", help="rounds of each candidate, of two ratios each")
     place = parser.add_argument_group("machine")
     add_device(place)
     place.add_argument("--threads", type=positive_int, metavar="N", help="torch's threads")
