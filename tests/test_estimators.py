@@ -25,7 +25,7 @@ def midrange():
 
 
 def test_what_is_available():
-    assert estimators.available() == ["image_median", "mad", "mad_scaled", "mean", "median"]
+    assert estimators.available() == ["mean", "median", "image_median", "mad", "mad_scaled"]
     assert not estimators.get("mean").robust
     assert all(estimators.get(name).robust for name in estimators.available() if name != "mean")
 
@@ -104,7 +104,7 @@ def test_a_prior_is_a_weight(prior):
 
 def test_estimators_with_a_prior_are_named_and_travel():
     anchored = estimators.get("image_median@0.60")
-    assert anchored == estimators.anchored("image_median", 0.6)
+    assert anchored == estimators.with_prior("image_median", 0.6)
     assert anchored.name == "image_median@0.6"
     assert pickle.loads(pickle.dumps(anchored)) == anchored
     with pytest.raises(ValueError, match=r"unknown estimator 'medain'"):

@@ -65,7 +65,7 @@ def test_capture_yields_what_every_layer_saw_and_used(estimator, policy):
 def test_capture_looks_at_a_batch_without_weight_if_asked(estimator, detached, policy):
     model, x = network(estimator, policy), torch.randn(6, 3, 8, 8)
     expected = model(x)
-    with medbn.observe(model, weightless=True, detached=detached) as seen:
+    with medbn.observe(model, always_estimate=True, detached=detached) as seen:
         torch.testing.assert_close(model(x), expected)
         for o in seen:
             torch.testing.assert_close((o.batch_centre, o.batch_variance), statistics(o.input, estimator))

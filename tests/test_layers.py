@@ -138,12 +138,8 @@ def test_gradients_flow_through_the_batch_part(estimator, policy):
 
 
 def test_a_policy_prints_as_it_is_written():
-    assert [str(policies.get(name)) for name in policies.available()] == [
-        "batch()",
-        "ema(momentum=0.2)",
-        "interpolate(prior=0.6)",
-        "source()",
-    ]
+    expected = ["source()", "batch()", "ema(momentum=0.2)", "interpolate(prior=0.6)"]
+    assert [str(policies.get(name)) for name in policies.available()] == expected
 
 
 # --- state -----------------------------------------------------------------------------------------------------------

@@ -15,7 +15,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm, _LazyNormBase
 
-from . import estimators, functional, policies
+from . import estimators, policies
+from ._normalise import isolates
 from .estimators import Estimator
 from .layers import RobustBatchNorm, RobustBatchNorm1d, RobustBatchNorm2d, RobustBatchNorm3d, tails
 from .policies import Policy
@@ -76,7 +77,7 @@ def convert(
     if not isinstance(model, nn.Module):
         raise TypeError(f"expected a torch.nn.Module, got {type(model).__name__}.")
     estimator, policy = estimators.get(estimator), policies.get(policy)
-    functional.isolates(estimator, nonfinite)
+    isolates(estimator, nonfinite)
     chosen = _choose(model, include, exclude)
     for name, layer in chosen.items():
         if layer.running_mean is None and (policy.reference is not None or estimator.prior):
@@ -102,7 +103,7 @@ def convert(
             original = type(layer)
             layer.__class__ = targets[name]
             assert isinstance(layer, RobustBatchNorm)
-            layer._equip(estimator, policy, nonfinite)
+            layer._add_robust_attributes(estimator, policy, nonfinite)
             layer._converted_from = original
             layer._tail = _qualified(original) if _qualified(original) in tails else None
     return model
@@ -116,7 +117,7 @@ def revert(model: Model) -> Model:
         layer: _original(name, layer) for name, layer in model.named_modules() if isinstance(layer, RobustBatchNorm)
     }
     for layer, original in originals.items():
-        layer._unequip()
+        layer._remove_robust_attributes()
         layer.__class__ = original  # type: ignore[assignment]
     return model
 

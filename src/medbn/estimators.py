@@ -1,14 +1,15 @@
-"""How the activations of one batch become a centre and a variance per channel.
+"""Estimators: how the activations of one batch become a centre and a variance per channel.
 
 An estimator is a function ``f(x, valid) -> (centre, variance)``. ``x`` is ``(B, C, *)``; ``valid`` is a ``(B,)`` mask
-of the images that count, or None when all do. Both results are ``(C,)``, in float32 or wider. The paper's equations are
+of the images to use, or None for all. Both results have shape ``(C,)`` and are float32 or wider. Equation numbers are
 those of section 5 and appendix H of MedBN (CVPR 2024).
 """
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, overload
 
 import torch
@@ -16,6 +17,7 @@ from torch import Tensor
 
 from . import kernels
 from ._errors import unknown_name
+from ._registry import Registry
 from .kernels import MAD_TO_SIGMA
 
 Function = Callable[[Tensor, "Tensor | None"], "tuple[Tensor, Tensor]"]
@@ -23,26 +25,45 @@ Function = Callable[[Tensor, "Tensor | None"], "tuple[Tensor, Tensor]"]
 
 @dataclass(frozen=True)
 class Estimator:
-    """A named estimator. ``robust`` ones leave images with non-finite values out of the statistics by default.
+    """A function that estimates a centre and a variance, with what layers and reports need to know about it.
 
-    ``prior`` is the weight of the training statistics, which layers mix with what the function finds.
+    Args:
+        name: the name in messages, in stored results and, if registered, for ``estimator=``.
+        function: ``f(x, valid) -> (centre, variance)``.
+        robust: whether images with non-finite values are left out of the statistics by default.
+        prior: the weight of the training statistics, with which layers mix what the function returns.
+        kernel: the kernel that computes the same as the function, one of ``medbn.kernels.KERNELS``; None if there is
+            none. Layers use it wherever it can run.
+        temperature: None, or the width of the kernel's ``"smooth"`` gradient; see ``medbn.gradients``.
+        label: the name in reports; by default ``name``.
+        about: what it is, for the legend of a report.
     """
 
     name: str
     function: Function
     robust: bool = True
     prior: float = 0.0
+    kernel: str | None = None
+    temperature: float | None = None
+    label: str = ""
+    about: str = "registered by its user"
+
+    def __post_init__(self) -> None:
+        if self.kernel is not None and self.kernel not in kernels.KERNELS:
+            raise unknown_name("kernel", self.kernel, kernels.KERNELS)
+        if not self.label:
+            object.__setattr__(self, "label", self.name)
 
     def __call__(self, x: Tensor, valid: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Estimate, and check what came back."""
-        found = self.function(x, valid)
+        """Call the function, and check the types and shapes that it returns."""
+        result = self.function(x, valid)
         channels = (x.shape[1],)
-        if not (isinstance(found, tuple | list) and len(found) == 2 and all(isinstance(s, Tensor) for s in found)):
+        if not (isinstance(result, tuple | list) and len(result) == 2 and all(isinstance(s, Tensor) for s in result)):
             raise TypeError(
-                f"estimator {self.name!r} returned a {type(found).__name__}; a centre and a variance per channel, two"
+                f"estimator {self.name!r} returned a {type(result).__name__}; a centre and a variance per channel, two"
                 f" tensors of shape {channels}, are expected."
             )
-        centre, variance = (s.to(kernels.working_dtype(x)) for s in found)
+        centre, variance = (s.to(kernels.working_dtype(x)) for s in result)
         if centre.shape != channels or variance.shape != channels:
             raise ValueError(
                 f"estimator {self.name!r} returned shapes {tuple(centre.shape)} and {tuple(variance.shape)}"
@@ -51,47 +72,47 @@ class Estimator:
         return centre, variance
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # By name where the registry knows it, so that a pickled layer needs no function inside.
-        if _registry.get(self.name) is self:
+        # A registered estimator is pickled by name, so that a pickled layer contains no function.
+        if self.name in _registry and _registry.get(self.name) is self:
             return get, (self.name,)
-        return Estimator, (self.name, self.function, self.robust, self.prior)
+        return Estimator, tuple(getattr(self, field.name) for field in dataclasses.fields(self))
 
     def __repr__(self) -> str:
         return f"<estimator {self.name}>"
 
 
-_registry: dict[str, Estimator] = {}
+_registry = Registry[Estimator]("estimator", forbidden="@")
 
 
 def available() -> list[str]:
-    """The names that ``estimator=`` accepts.
+    """Return the names that ``estimator=`` accepts.
 
     >>> available()
-    ['image_median', 'mad', 'mad_scaled', 'mean', 'median']
+    ['mean', 'median', 'image_median', 'mad', 'mad_scaled']
     """
-    return sorted(_registry)
+    return _registry.available()
 
 
 def get(estimator: str | Estimator) -> Estimator:
-    """The estimator of that name; an Estimator is returned as it is.
+    """Return the estimator of that name; an Estimator is returned as it is.
 
-    ``NAME@PRIOR`` is that estimator, mixed with the training statistics: these have the weight PRIOR.
+    ``NAME@PRIOR`` is the estimator NAME, mixed with the training statistics, which get the weight PRIOR.
 
     >>> get("image_median@0.6").prior
     0.6
     """
     if isinstance(estimator, Estimator):
         return estimator
-    name, at, prior = estimator.partition("@") if isinstance(estimator, str) else (estimator, "", "")
-    if not isinstance(name, str) or name not in _registry:
-        raise unknown_name("estimator", name, _registry)
-    return anchored(_registry[name], prior) if at else _registry[name]
+    if not isinstance(estimator, str) or "@" not in estimator:
+        return _registry.get(estimator)
+    name, _, prior = estimator.partition("@")
+    return with_prior(name, prior)
 
 
-def anchored(estimator: str | Estimator, prior: float | str) -> Estimator:
-    """An estimator whose statistics layers mix with their training statistics, which have the weight ``prior``.
+def with_prior(estimator: str | Estimator, prior: float | str) -> Estimator:
+    """Return an estimator that layers mix with their training statistics, which get the weight ``prior``.
 
-    Whatever malicious images do to a batch's statistics then reaches the rest of the mixture only.
+    Malicious images then move only the remaining share of the mixture.
     """
     base = get(estimator)
     try:
@@ -100,59 +121,99 @@ def anchored(estimator: str | Estimator, prior: float | str) -> Estimator:
         weight = -1.0
     if not 0.0 <= weight <= 1.0:
         raise ValueError(f"an estimator's prior is a weight between 0 and 1, got {prior!r}.")
-    return replace(base, name=f"{base.name}@{weight:g}", prior=base.prior + weight - base.prior * weight)
+    return dataclasses.replace(
+        base,
+        name=f"{base.name}@{weight:g}",
+        prior=base.prior + weight - base.prior * weight,
+        label=f"{base.label}, prior {weight:g}",
+        about=f"{base.about}; the training statistics have the weight {weight:g}",
+    )
 
 
 @overload
 def register(
-    name: str, function: None = None, *, robust: bool = ..., replace: bool = ...
+    name: str,
+    function: None = None,
+    *,
+    robust: bool = ...,
+    kernel: str | None = ...,
+    label: str = ...,
+    about: str = ...,
+    replace: bool = ...,
 ) -> Callable[[Function], Function]: ...
 @overload
-def register(name: str, function: Function, *, robust: bool = ..., replace: bool = ...) -> Function: ...
+def register(
+    name: str,
+    function: Function,
+    *,
+    robust: bool = ...,
+    kernel: str | None = ...,
+    label: str = ...,
+    about: str = ...,
+    replace: bool = ...,
+) -> Function: ...
 
 
 def register(
-    name: str, function: Function | None = None, *, robust: bool = True, replace: bool = False
+    name: str,
+    function: Function | None = None,
+    *,
+    robust: bool = True,
+    kernel: str | None = None,
+    label: str = "",
+    about: str = "registered by its user",
+    replace: bool = False,
 ) -> Function | Callable[[Function], Function]:
-    """Make ``function(x, valid) -> (centre, variance)`` an estimator of that name, directly or as a decorator.
+    """Register ``function(x, valid) -> (centre, variance)`` as an estimator, directly or as a decorator.
 
-    Images that do not count are finite in ``x`` (zero, if they were not), so that masking by multiplication is safe.
-    Use torch operations, and autograd differentiates it; nothing else is needed for any layer, method or attack.
+    Images that ``valid`` leaves out are finite in ``x`` (zero if they were not), so that masking by multiplication is
+    safe. Written in torch operations, the function is differentiated by autograd, and every layer, method, attack and
+    report can use it.
+
+    Args:
+        name: the name that ``estimator=`` then accepts.
+        function: the function; without it, a decorator is returned.
+        robust: as in Estimator, like the next three.
+        kernel: the name of a kernel that computes the same.
+        label: the name in reports.
+        about: what it is, for the legend of a report.
+        replace: replace an estimator of the same name.
 
     >>> import medbn
-    >>> @register("first_image")
+    >>> @register("first_image", label="first image")
     ... def first_image(x, valid):
     ...     return x[0].flatten(1).mean(1), x[0].flatten(1).var(1)
     >>> layer = medbn.RobustBatchNorm2d(3, estimator="first_image")
     >>> unregister("first_image")
     """
-    if not isinstance(name, str) or not name or "@" in name:
-        raise TypeError(f"an estimator's name is a non-empty string without '@', not {name!r}.")
-    if name in _registry and not replace:
-        raise ValueError(f"estimator {name!r} exists already; pass replace=True to put another in its place.")
 
     def add(function: Function) -> Function:
         if not callable(function):
-            raise TypeError(f"estimator {name!r} must be callable as f(x, valid), not {function!r}.")
-        _registry[name] = Estimator(name, function, robust)
+            raise TypeError(f"estimator {name!r} must be callable as f(x, valid), got {function!r}.")
+        estimator = Estimator(name, function, robust, kernel=kernel, label=label, about=about)
+        _registry.register(name, estimator, replace=replace)
         return function
 
     return add if function is None else add(function)
 
 
 def unregister(name: str) -> None:
-    """Forget an estimator; layers that already use it keep it."""
-    if name not in _registry:
-        raise unknown_name("estimator", name, _registry)
-    del _registry[name]
+    """Remove an estimator; layers that already use it keep it."""
+    _registry.unregister(name)
 
 
-@register("mean", robust=False)
+@register(
+    "mean",
+    robust=False,
+    kernel="mean",
+    label="BatchNorm",
+    about="the mean and the variance of the batch: no defence",
+)
 def mean(x: Tensor, valid: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """BatchNorm (eq. 2-3): mean, and mean squared deviation from it. One image moves both without bound.
+    """Return the mean and the mean squared deviation from it, as BatchNorm does (eq. 2-3).
 
-    Layers and ``robust_norm`` use torch's own BatchNorm kernel for it wherever that computes just this. From about
-    |x| = 1e19 on, where squares overflow, some of torch's CUDA kernels return NaN for the whole batch.
+    A single image can move both without bound. From about |x| = 1e19 on, where squares overflow, some of torch's CUDA
+    kernels return NaN for the whole batch.
     """
     counted = x if valid is None else torch.where(valid.view(-1, *[1] * (x.dim() - 1)), x, 0.0)
     axes = [axis for axis in range(x.dim()) if axis != 1]
@@ -161,53 +222,58 @@ def mean(x: Tensor, valid: Tensor | None = None) -> tuple[Tensor, Tensor]:
     return centre, kernels.square_deviation(x, centre, valid)
 
 
-@register("median")
+@register(
+    "median",
+    kernel="median",
+    label="MedBN",
+    about="the median, and the mean squared deviation from it (the paper's defence)",
+)
 def median(x: Tensor, valid: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """MedBN (eq. 7-8): lower median, and mean squared deviation from it.
+    """Return the lower median and the mean squared deviation from it, as MedBN does (eq. 7-8).
 
-    The median is the order statistic at rank ⌊(n−1)/2⌋, counting from 0, as ``torch.median`` gives it and as the
-    authors' code uses it. The definition printed below eq. 8, min{a ∈ A : |{x ∈ A : a > x}| ≥ |A|/2}, is another: the
-    upper median for even n, one above the middle for odd n, and of the empty set when more than half of the values
-    equal the maximum. The centre holds while less than half of the values are malicious; the variance is a mean, and
-    one image moves it without bound.
+    The median is the order statistic at rank ⌊(n−1)/2⌋, counting from 0, as in ``torch.median`` and in the authors'
+    code. The definition printed below eq. 8, min{a ∈ A : |{x ∈ A : a > x}| ≥ |A|/2}, is a different one: the upper
+    median for even n, one rank above the middle for odd n, and undefined when more than half of the values equal the
+    maximum. The centre is bounded while less than half of the values are malicious; the variance is a mean, which a
+    single image can move without bound.
     """
     centre = kernels.lower_median(x, valid)
     return centre, kernels.square_deviation(x, centre, valid)
 
 
-@register("mad")
-def mad(x: Tensor, valid: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """Appendix H: lower median, and the squared median absolute deviation from it. Both hold below one half."""
-    centre = kernels.lower_median(x, valid)
-    return centre, kernels.median_absolute_deviation(x, centre, valid).square()
-
-
-@register("mad_scaled")
-def mad_scaled(x: Tensor, valid: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """Like ``mad``, scaled to agree with the variance of a Gaussian: (1.4826 · MAD)²."""
-    centre, variance = mad(x, valid)
-    return centre, MAD_TO_SIGMA**2 * variance
-
-
-@register("image_median")
+@register("image_median", kernel="image_median", about="medians over whole images, of their means and variances (ours)")
 def image_median(x: Tensor, valid: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """Medians over images, because an attacker owns whole images and not single pixels.
+    """Return medians over images of each image's own statistics, because an attacker owns whole images, not pixels.
 
     The centre is the median over images of each image's channel mean. The variance is the median over images of the
     variance within an image, plus (1.4826 · the median absolute deviation of the image means)² for the variance between
-    them. These medians average the two middle values: the lower median is biased when there are few images. B = 1 is
-    instance normalisation; H·W = 1 is ``mad_scaled`` with this median.
+    images. These medians average the two middle values, because the lower median is biased when there are few images.
+    B = 1 is instance normalisation; H·W = 1 is ``mad_scaled`` with this median.
     """
     means, within = kernels.image_moments(x)
-    within = within.masked_fill(means.isinf(), torch.inf)  # not NaN: one image of huge values must stay one image
+    within = within.masked_fill(means.isinf(), torch.inf)  # not NaN, which would spread from one image to the median
     centre = kernels.middle_over_images(means, valid)
     between = MAD_TO_SIGMA * kernels.middle_over_images((means - centre).abs(), valid)
     return centre, kernels.middle_over_images(within, valid) + between.square()
 
 
-_BUILTIN = (median, mad, mad_scaled, image_median)
+@register("mad", kernel="mad", label="MAD", about="the median, and the squared median absolute deviation (appendix H)")
+def mad(x: Tensor, valid: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """Return the lower median and the squared median absolute deviation from it (appendix H).
+
+    Both are bounded while less than half of the values are malicious.
+    """
+    centre = kernels.lower_median(x, valid)
+    return centre, kernels.median_absolute_deviation(x, centre, valid).square()
 
 
-def builtin(estimator: Estimator) -> bool:
-    """Whether an estimator's function is one of the robust ones that stand above, whatever its name is."""
-    return any(estimator.function is function for function in _BUILTIN)
+@register(
+    "mad_scaled",
+    kernel="mad_scaled",
+    label="scaled MAD",
+    about="as MAD, scaled to be the variance of a normal distribution",
+)
+def mad_scaled(x: Tensor, valid: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """Return what ``mad`` does, scaled to agree with the variance of a Gaussian: (1.4826 · MAD)²."""
+    centre, variance = mad(x, valid)
+    return centre, MAD_TO_SIGMA**2 * variance

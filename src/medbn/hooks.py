@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from . import estimators, policies
 from .estimators import Estimator
-from .layers import Pass, RobustBatchNorm
+from .layers import LayerPass, Observer, RobustBatchNorm
 from .policies import Policy
 
 
@@ -33,20 +33,24 @@ class Observation:
     """What the layer normalised with, after its policy."""
     variance: Tensor
     batch_centre: Tensor | None
-    """What the estimator made of this batch; None without weight, unless captured with ``weightless=True``."""
+    """What the estimator made of this batch; None without weight, unless captured with ``always_estimate=True``."""
     batch_variance: Tensor | None
 
 
 @contextmanager
 def observe(
-    model: nn.Module, *, inputs: bool = True, detached: bool = False, weightless: bool = False
+    model: nn.Module, *, inputs: bool = True, detached: bool = False, always_estimate: bool = False
 ) -> Iterator[list[Observation]]:
     """Collect what every robust layer saw and used, in the order of execution.
 
     The list grows with each forward pass and is emptied on exit, so that no activation outlives the context: take what
-    you need inside it. ``inputs=False`` keeps the statistics alone. With ``detached=True`` statistics come without
-    gradients, and layers take their fast paths. With ``weightless=True`` estimators look at a batch even where it has
-    no weight, as under the policy ``source``.
+    you need inside it.
+
+    Args:
+        model: a model with robust layers.
+        inputs: False to keep the statistics alone.
+        detached: True for statistics without gradients, which lets layers use their kernels.
+        always_estimate: True to estimate a batch's statistics even where it has no weight, as under policy ``source``.
 
     >>> import torch, medbn
     >>> model = medbn.convert(nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8)))
@@ -55,28 +59,26 @@ def observe(
     ...     print(seen[0].name, tuple(seen[0].input.shape), tuple(seen[0].centre.shape))
     1 (4, 8, 6, 6) (8,)
     """
-    seen: list[Observation] = []
+    observations: list[Observation] = []
 
-    def observer(name: str) -> Callable[[Pass], None]:
-        def observe(p: Pass) -> None:
-            input = p.input if inputs else None
-            found = (p.centre, p.variance, p.batch_centre, p.batch_variance)
+    def observer(name: str) -> Observer:
+        def call(p: LayerPass) -> None:
+            statistics = (p.centre, p.variance, p.batch_centre, p.batch_variance)
             if detached:
-                found = tuple(None if s is None else s.detach() for s in found)  # type: ignore[assignment]
-            seen.append(Observation(name, p.layer, input, *found))
+                statistics = tuple(None if s is None else s.detach() for s in statistics)  # type: ignore[assignment]
+            observations.append(Observation(name, p.layer, p.input if inputs else None, *statistics))
 
-        observe.detached, observe.weightless = detached, weightless  # type: ignore[attr-defined]
-        return observe
+        return Observer(call, detached, always_estimate)
 
     installed = [(layer, observer(name)) for name, layer in robust_layers(model).items()]
-    for layer, observe in installed:
-        layer._observers = (*layer._observers, observe)
+    for layer, added in installed:
+        layer._observers = (*layer._observers, added)
     try:
-        yield seen
+        yield observations
     finally:
-        for layer, observe in installed:
-            layer._observers = tuple(other for other in layer._observers if other is not observe)
-        seen.clear()
+        for layer, added in installed:
+            layer._observers = tuple(other for other in layer._observers if other is not added)
+        observations.clear()
 
 
 @contextmanager

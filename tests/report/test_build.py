@@ -396,7 +396,7 @@ def test_an_empty_store_has_no_report(tmp_path):
 def test_registered_estimators_are_called_by_their_names(tmp_path, monkeypatch):
     import medbn
 
-    monkeypatch.setattr(medbn.estimators, "_registry", dict(medbn.estimators._registry))
+    monkeypatch.setattr(medbn.estimators._registry, "_values", dict(medbn.estimators._registry._values))
     medbn.estimators.register("mine")(lambda x, valid: (x.mean((0, 2, 3)), x.var((0, 2, 3))))
     monkeypatch.setitem(RATES, "mine", 70)
     recipe = recipes.get("epsilon").narrow(limit=1)

@@ -1,12 +1,12 @@
-"""The arithmetic under the estimators, in three ways: plain torch, C for CPUs, Triton for GPUs.
+"""Kernels: the arithmetic of the estimators, in plain torch, in C for CPUs and in Triton for GPUs.
 
-``reference`` computes everything, everywhere. ``fused`` computes what layers do most, fast; ``ops`` makes
-differentiable functions of that, and operators for torch.compile; ``selected`` says which path it would be.
-``soft`` has the gradients of soft medians.
+``reference`` computes everything, on any device. ``c`` and ``triton`` compute what layers do most, fast; ``dispatch``
+chooses between them, and ``selected`` returns its choice. ``operators`` makes operators of them for ``torch.compile``;
+``smooth`` has the gradients of soft medians.
 """
 
-from .autograd import Fused, norm
-from .dispatch import median_statistics, selected, statistics
+from .dispatch import KERNELS, backward, forward, median_statistics, selected, statistics
+from .operators import norm_operator
 from .reference import (
     MAD_FACTORS,
     MAD_TO_SIGMA,
@@ -21,21 +21,24 @@ from .reference import (
     traced,
     working_dtype,
 )
-from .saved import Spec
+from .saved import Saved, Spec
 from .smooth import median as soft_median
 
 __all__ = [
+    "KERNELS",
     "MAD_FACTORS",
     "MAD_TO_SIGMA",
-    "Fused",
+    "Saved",
     "Spec",
+    "backward",
+    "forward",
     "image_moments",
     "lower_median",
     "median_absolute_deviation",
     "median_statistics",
     "middle_over_images",
     "mix",
-    "norm",
+    "norm_operator",
     "normalise",
     "selected",
     "soft_median",

@@ -18,9 +18,11 @@ import torch
 from torch import Tensor
 
 from .._errors import unknown_name
-from . import c, reference, triton
+from . import c, reference, smooth, triton
 from .saved import Saved, Spec
 
+KERNELS = ("mean", "median", "mad", "mad_scaled", "image_median")
+"""The statistics that a kernel computes: ``"mean"`` is torch's own BatchNorm, ``c`` and ``triton`` have the others."""
 PATHS = ("auto", "reference", "c", "triton")
 
 
@@ -78,24 +80,27 @@ def forward(
 
 
 def backward(g: Tensor, x: Tensor, weight: Tensor | None, saved: Saved, spec: Spec) -> tuple[Tensor, Tensor, Tensor]:
-    """The gradients of input, weight and bias; the last two in float32."""
+    """Return the gradients of input, weight and bias; the last two in float32."""
+    if spec.backward == "smooth":
+        return smooth.backward(g, x, weight, saved, spec)
     return triton.backward(g, x, weight, saved, spec) if x.is_cuda else c.backward(g, x, weight, saved, spec)
 
 
-def statistics(x: Tensor, kind: str, valid: Tensor | None = None) -> tuple[Tensor, Tensor] | None:
-    """A centre and a variance per channel without gradients, on a fast path; None where only the reference path can."""
-    if valid is not None:  # what is not finite takes no part
-        x = torch.where(valid.view(-1, *[1] * (x.dim() - 1)), x, torch.nan)
-    path = selected(x, kind)
-    if path == "reference" or torch.compiler.is_compiling():
+def statistics(x: Tensor, kernel: str, valid: Tensor | None = None) -> tuple[Tensor, Tensor] | None:
+    """Return a centre and a variance per channel, without gradients; None where no kernel can compute them."""
+    if kernel not in (triton if x.is_cuda else c).KERNELS:
         return None
-    return triton.statistics(x, kind) if x.is_cuda else c.statistics(x, kind)
+    if valid is not None:  # kernels leave out images that are not finite
+        x = torch.where(valid.view(-1, *[1] * (x.dim() - 1)), x, torch.nan)
+    if torch.compiler.is_compiling() or selected(x, kernel) == "reference":
+        return None
+    return triton.statistics(x, kernel) if x.is_cuda else c.statistics(x, kernel)
 
 
 def median_statistics(x: Tensor, valid: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """The median of each channel and the mean squared deviation from it, without gradients, by whichever path."""
-    known = statistics(x, "median", valid)
-    if known is not None:
-        return known
+    """Return the median of each channel and the mean squared deviation from it, without gradients."""
+    result = statistics(x, "median", valid)
+    if result is not None:
+        return result
     centre = reference.lower_median(x, valid)
     return centre, reference.square_deviation(x, centre, valid)

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
-from ..functional import check_mask
+from .._normalise import check_mask
 
 Logits = str | int | Callable[[Any], Tensor] | None
 

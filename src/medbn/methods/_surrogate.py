@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +12,7 @@ from torch import Tensor
 
 from .. import gradients, hooks, kernels
 from .._errors import unknown_name
+from ..estimators import Estimator
 from ._call import Inputs, extract_logits
 
 if TYPE_CHECKING:
@@ -31,7 +33,7 @@ class View:
     """An adapter in one state, as a function. Its tensors are swapped in for each call, and nothing is written."""
 
     def __init__(
-        self, adapter: Adapter, state: dict[str, Any], stand_in: gradients.StandIn | None, unroll: int
+        self, adapter: Adapter, state: dict[str, Any], stand_in: Callable[[Estimator], Estimator] | None, unroll: int
     ) -> None:
         self.adapter, self.state, self.stand_in, self.unroll = adapter, state, stand_in, unroll
         self.fixed: dict[str, Tensor] = dict(state["learned"])

@@ -174,8 +174,8 @@ class Adapter(Stateful):
         return hooks.mask_images(self.model, inputs.valid) if self.layers else nullcontext()
 
     @contextmanager
-    def averaging(self, weightless: bool = False) -> Iterator[Callable[[], Callable[[int], None]]]:
-        """Watch the statistics of a pass; those of a batch without weight in that pass only if ``weightless``.
+    def averaging(self, always_estimate: bool = False) -> Iterator[Callable[[], Callable[[int], None]]]:
+        """Watch the statistics of a pass; those of a batch without weight in that pass only if ``always_estimate``.
 
         The function that it gives gathers them, afterwards, and gives the one that lets them into the moving averages,
         which wants to know of how many images they are.
@@ -189,7 +189,7 @@ class Adapter(Stateful):
         if not averaged:
             yield gather
             return
-        with hooks.observe(self.model, inputs=False, detached=True, weightless=weightless) as seen:
+        with hooks.observe(self.model, inputs=False, detached=True, always_estimate=always_estimate) as seen:
             yield gather
             for o in seen:
                 first = o.name in averaged and o.layer not in found  # a layer that is used twice is committed once

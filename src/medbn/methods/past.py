@@ -71,12 +71,12 @@ class Past(Adapter):
         self.memory |= {"batches": 0, "images": 0}
 
     @contextmanager
-    def averaging(self, weightless: bool = True) -> Iterator[Callable[[], Callable[[int], None]]]:
+    def averaging(self, always_estimate: bool = True) -> Iterator[Callable[[], Callable[[int], None]]]:
         """Watch the statistics of an answer, unless there will be a second look."""
         if self._looks_again():
             yield lambda: lambda images: None
             return
-        with super().averaging(weightless) as gather:
+        with super().averaging(always_estimate) as gather:
             yield gather
 
     def let_in(self, commit: Callable[..., None], images: int) -> None:

@@ -1,121 +1,43 @@
-"""The fast paths as differentiable functions: directly in eager mode, as operators of torch where it compiles.
+"""The kernels as operators of torch: what ``torch.compile`` puts into a program in place of the functions.
 
-``torch.ops.medbn.norm`` and ``norm_backward`` are what a compiler sees of ``dispatch.forward`` and
-``dispatch.backward``: two calls that it does not look into, of which it knows shapes, dtypes, strides and each other as
-gradient. In eager mode an operator would do nothing but cost time, so there an autograd Function holds the same two
-functions together.
+``torch.ops.medbn.norm`` and ``norm_backward`` are ``dispatch.forward`` and ``dispatch.backward``, which a compiler does
+not trace into: it knows their shapes, dtypes and strides, and that one is the gradient of the other. In eager mode an
+operator would only cost time; there, layers call the functions directly.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd import Function
 
-from . import c, dispatch, smooth
+from . import c, dispatch
 from .saved import Saved, Spec, shapes
 
 
-class Fused(NamedTuple):
-    """A normalised batch, and the statistics that the batch has."""
-
-    y: Tensor
-    centre: Tensor
-    variance: Tensor
-    finite: Tensor | None
-    """``(B,)`` mask of the images that are not isolated; None when none is."""
-    counted: Tensor | None
-    """How many these are; None for all."""
+def norm_operator(
+    x: Tensor, weight: Tensor | None, bias: Tensor | None, running: tuple[Tensor, Tensor] | None, spec: Spec
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Normalise ``x``; return the output, the batch's centre and variance, and the number of its finite images."""
+    mean = spec.backward == "mean"
+    y, table, *_, counted = torch.ops.medbn.norm(x, weight, bias, *(running or (None, None)), *spec[:3], mean)
+    return y, table[0], table[1], counted[0]
 
 
-def norm(
-    x: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    held: tuple[Tensor, Tensor] | None,
-    spec: Spec,
-    again: Callable[[Tensor, Tensor | None, Tensor | None], Tensor],
-) -> Fused | None:
-    """Normalise ``x`` on a fast path; None where only the reference path can.
+# The outputs of an operator may share no memory, not even with each other, and all must exist: what is per channel is
+# stacked into one table, and what a kernel does not save is empty.
 
-    ``again`` computes the same by the reference path, for second derivatives. Held statistics have no gradients here.
-    """
-    if dispatch.selected(x, spec.kernel) == "reference" or (
-        spec.backward == "smooth" and torch.compiler.is_compiling()
-    ):
-        return None
-    if torch.compiler.is_compiling():
-        mean = spec.backward == "mean"
-        y, table, *_, finite, counted = torch.ops.medbn.norm(x, weight, bias, *(held or (None, None)), *spec[:3], mean)
-        return Fused(y, table[0], table[1], finite.bool(), counted[0])
-    with torch.no_grad():
-        w, b = (None if t is None else t.detach() for t in (weight, bias))
-        y, saved = dispatch.forward(x.detach(), w, b, held, spec)
-    if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (x, weight, bias)):
-        y = _Attached.apply(x, weight, bias, [y], saved, spec, again)  # type: ignore[no-untyped-call]
-    if saved.finite is None or saved.finite_count is None:
-        return Fused(y, saved.centre, saved.variance, None, None)
-    return Fused(y, saved.centre, saved.variance, saved.finite.bool(), saved.finite_count[0])
-
-
-class _Attached(Function):
-    """An output that has been computed, as a function of what it was computed from.
-
-    It comes in a list, where autograd does not see it: what is given and returned would be a view, and a ReLU in place,
-    as models have it behind their normalisation, may not write to that.
-    """
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        x: Tensor,
-        weight: Tensor | None,
-        bias: Tensor | None,
-        computed: list[Tensor],
-        saved: Saved,
-        spec: Spec,
-        again: Any,
-    ) -> Tensor:
-        ctx.save_for_backward(x, weight, bias)
-        ctx.saved, ctx.spec, ctx.again = saved, spec, again
-        return computed[0]
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Any) -> Any:
-        (g,) = grads
-        x, weight, bias = ctx.saved_tensors
-        needs = ctx.needs_input_grad
-        if torch.is_grad_enabled():  # someone will differentiate this backward pass
-            inputs = [t for t, wants in zip((x, weight, bias), needs, strict=False) if wants]
-            with torch.enable_grad():
-                slopes = iter(torch.autograd.grad(ctx.again(x, weight, bias), inputs, g, create_graph=True))
-            saved = [next(slopes) if wants else None for wants in needs[:3]]
-        else:
-            w = None if weight is None else weight.detach()
-            backward = smooth.backward if ctx.spec.backward == "smooth" else dispatch.backward
-            d_x, d_weight, d_bias = backward(g, x.detach(), w, ctx.saved, ctx.spec)
-            parameters = zip((d_weight, d_bias), (weight, bias), needs[1:3], strict=True)
-            saved = [d_x, *(d.to(t.dtype) if wants else None for d, t, wants in parameters)]
-        return *saved, None, None, None, None
-
-
-# --- operators --------------------------------------------------------------------------------------------------------
-# Their outputs may share no memory, with each other either, and must all be there: what is per channel goes into one
-# table, and what a path does not have is empty.
-
-_FOUND = "Tensor table, Tensor deviation, Tensor chosen, Tensor means, Tensor slopes, Tensor finite, Tensor counted"
+_SAVED = "Tensor table, Tensor deviation, Tensor chosen, Tensor means, Tensor slopes, Tensor finite, Tensor counted"
 _library: Any = torch.library.Library("medbn", "DEF")  # type: ignore[no-untyped-call]
 _TAGS = (torch.Tag.pt2_compliant_tag, torch.Tag.needs_fixed_stride_order)
 _library.define(
     "norm(Tensor x, Tensor? weight, Tensor? bias, Tensor? held_centre, Tensor? held_variance, str kind, float share,"
-    f" float eps, bool mean) -> (Tensor y, {_FOUND})",
+    f" float eps, bool mean) -> (Tensor y, {_SAVED})",
     tags=_TAGS,
 )
 _library.define(
-    f"norm_backward(Tensor g, Tensor x, Tensor? weight, {_FOUND}, str kind, float share, float eps, bool mean)"
+    f"norm_backward(Tensor g, Tensor x, Tensor? weight, {_SAVED}, str kind, float share, float eps, bool mean)"
     " -> (Tensor dx, Tensor affine)",
     tags=_TAGS,
 )

@@ -12,6 +12,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 import medbn
 from medbn import kernels
 from medbn.kernels import c, dispatch, triton
+from medbn.layers import Observer
 
 needs_c = pytest.mark.skipif(not c.available(), reason="the C kernels are not built")
 DEVICES = [pytest.param("cpu", marks=needs_c), pytest.param("cuda", marks=pytest.mark.gpu)]
@@ -267,15 +268,14 @@ def test_detached_observers_see_the_same(device, kind, policy):
     def observed():
         saved = []
 
-        def observe(p):
+        def record(p):
             saved.append((p.batch_centre, p.batch_variance, p.centre, p.variance))
 
         def call(x):
             layer(x)
             return saved[-1]
 
-        observe.detached = True
-        layer._observers = (observe,)
+        layer._observers = (Observer(record, detached=True),)
         return call
 
     with torch.no_grad():

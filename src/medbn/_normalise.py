@@ -1,0 +1,317 @@
+"""How a layer normalises: isolate images that are not finite, estimate, mix with running statistics, normalise.
+
+``normalise_batch`` does all four. It calls the kernel that the estimator names (``Estimator.kernel``) wherever that can
+run, and composes the reference functions everywhere else; the results agree.
+
+An image that has a NaN or an infinity is *isolated*: it takes no part in the statistics, its own output is NaN, and no
+gradient enters or leaves it.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.autograd import Function
+
+from . import kernels
+from ._errors import unknown_name
+from .estimators import Estimator
+
+NONFINITE = ("isolate", "propagate")
+
+
+class Normalised(NamedTuple):
+    """A normalised batch and its statistics."""
+
+    y: Tensor
+    batch_centre: Tensor
+    batch_variance: Tensor
+    counted: Tensor | None
+    """The number of images that the batch's statistics were estimated from; None for all of them."""
+    used: tuple[Tensor, Tensor] | None
+    """The centre and the variance that ``y`` was normalised with; None where a kernel has mixed them."""
+
+
+def normalise_batch(
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    estimator: Estimator,
+    eps: float,
+    nonfinite: str | None = None,
+    *,
+    valid: Tensor | None = None,
+    running: tuple[Tensor, Tensor] | None = None,
+    batch_weight: float = 1.0,
+    backward: Estimator | None = None,
+    detached: bool = True,
+) -> Normalised:
+    """Normalise a batch with its own statistics, or with a mixture of these and running statistics.
+
+    Args:
+        x: ``(B, C, *)``.
+        weight: the affine map's factor, or None.
+        bias: the affine map's summand, or None.
+        estimator: how the batch's centre and variance are estimated.
+        eps: added to the variance.
+        nonfinite: as in ``medbn.functional.statistics``.
+        valid: ``(B,)`` mask of the images to estimate from; None for all.
+        running: centre and variance that ``batch_weight`` leaves the rest to; also used alone if no image is finite.
+        batch_weight: the weight of the batch's statistics.
+        backward: the estimator whose gradient the statistics have, if not their own.
+        detached: whether the returned statistics may be without gradients. A kernel's are.
+    """
+    if detached and valid is None:
+        result = _call_kernel(x, weight, bias, estimator, eps, nonfinite, running, batch_weight, backward)
+        if result is not None:
+            return result
+    return _compose(x, weight, bias, estimator, eps, nonfinite, valid, running, batch_weight, backward)
+
+
+def normalise_with(
+    x: Tensor,
+    statistics: tuple[Tensor, Tensor],
+    weight: Tensor | None,
+    bias: Tensor | None,
+    estimator: Estimator,
+    eps: float,
+    nonfinite: str | None = None,
+) -> Tensor:
+    """Normalise a batch with given statistics; isolate the images that the estimator would."""
+    check_activation(x)
+    finite = None
+    if isolates(estimator, nonfinite):
+        x, finite = isolate(x)
+    centre, variance = (s.to(kernels.working_dtype(x)) for s in statistics)
+    return mask_isolated(kernels.normalise(x, centre, variance, weight, bias, eps), finite)
+
+
+def _compose(
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    estimator: Estimator,
+    eps: float,
+    nonfinite: str | None,
+    valid: Tensor | None,
+    running: tuple[Tensor, Tensor] | None,
+    batch_weight: float,
+    backward: Estimator | None,
+) -> Normalised:
+    """Normalise by the reference functions, which are differentiable any number of times."""
+    batch = estimate_batch(x, estimator, valid, nonfinite, backward)
+    used = kernels.mix((batch.centre, batch.variance), running, batch_weight, batch.counted)
+    y = mask_isolated(kernels.normalise(batch.x, *used, weight, bias, eps), batch.finite)
+    return Normalised(y, batch.centre, batch.variance, batch.counted, used)
+
+
+def _call_kernel(
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    estimator: Estimator,
+    eps: float,
+    nonfinite: str | None,
+    running: tuple[Tensor, Tensor] | None,
+    batch_weight: float,
+    backward: Estimator | None,
+) -> Normalised | None:
+    """Normalise by the estimator's kernel; return None where there is none for this input."""
+    kernel = estimator.kernel
+    if kernel is None or not isolates(estimator, nonfinite) or any(s.requires_grad for s in running or ()):
+        return None
+    gradient, temperature = "own", 0.0
+    if backward is not None:
+        if backward.kernel == "mean":
+            gradient = "mean"
+        elif backward.kernel == kernel and backward.temperature is not None:
+            gradient, temperature = "smooth", backward.temperature
+        else:
+            return None
+    if kernels.selected(x, kernel) == "reference":
+        return None
+    spec = kernels.Spec(kernel, batch_weight, eps, gradient, temperature)
+    if torch.compiler.is_compiling():
+        if gradient == "smooth":
+            return None
+        return Normalised(*kernels.norm_operator(x, weight, bias, running, spec), None)
+    with torch.no_grad():
+        w, b = (None if t is None else t.detach() for t in (weight, bias))
+        y, saved = kernels.forward(x.detach(), w, b, running, spec)
+    if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (x, weight, bias)):
+        composition = (estimator, eps, nonfinite, None, running, batch_weight, backward)
+        y = _KernelNorm.apply(x, weight, bias, [y], saved, spec, composition)  # type: ignore[no-untyped-call]
+    counted = None if saved.finite_count is None else saved.finite_count[0]
+    return Normalised(y, saved.centre, saved.variance, counted, None)
+
+
+class _KernelNorm(Function):
+    """The output of a kernel, which has been computed already, as a differentiable function of its inputs.
+
+    The output is passed in a list, which autograd does not inspect: returned directly, an input would become a view,
+    and in-place operations such as the ReLU that often follows a normalisation are not allowed on that.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor | None,
+        bias: Tensor | None,
+        output: list[Tensor],
+        saved: kernels.Saved,
+        spec: kernels.Spec,
+        composition: tuple[Any, ...],
+    ) -> Tensor:
+        ctx.save_for_backward(x, weight, bias)
+        ctx.saved, ctx.spec, ctx.composition = saved, spec, composition
+        return output[0]
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        (g,) = grads
+        x, weight, bias = ctx.saved_tensors
+        needs = ctx.needs_input_grad[:3]
+        if torch.is_grad_enabled():  # create_graph=True: differentiate the composition, which autograd can follow
+            inputs = [t for t, needed in zip((x, weight, bias), needs, strict=True) if needed]
+            with torch.enable_grad():
+                y = _compose(x, weight, bias, *ctx.composition).y
+                gradients = iter(torch.autograd.grad(y, inputs, g, create_graph=True))
+            results = [next(gradients) if needed else None for needed in needs]
+        else:
+            w = None if weight is None else weight.detach()
+            d_x, d_weight, d_bias = kernels.backward(g, x.detach(), w, ctx.saved, ctx.spec)
+            parameters = zip((d_weight, d_bias), (weight, bias), needs[1:], strict=True)
+            results = [d_x, *(d.to(t.dtype) if needed else None for d, t, needed in parameters)]
+        return *results, None, None, None, None
+
+
+# --- the parts of the composition -------------------------------------------------------------------------------------
+
+
+class Batch(NamedTuple):
+    """A batch whose non-finite images are isolated, and its statistics."""
+
+    x: Tensor
+    """The input; isolated images are zero."""
+    centre: Tensor
+    variance: Tensor
+    finite: Tensor | None
+    """``(B,)`` mask of the images that are not isolated; None when none is."""
+    counted: Tensor | None
+    """The number of images that the statistics were estimated from; None for all of them."""
+
+
+def estimate_batch(
+    x: Tensor,
+    estimator: Estimator,
+    valid: Tensor | None = None,
+    nonfinite: str | None = None,
+    backward: Estimator | None = None,
+) -> Batch:
+    """Isolate, then estimate. With ``backward``, the statistics have the gradient of that estimator's."""
+    check_input(x)
+    valid = _check_valid(valid, x)
+    finite = None
+    if isolates(estimator, nonfinite):
+        x, finite = isolate(x)
+        if finite is not None:
+            valid = finite if valid is None else valid & finite
+    elif valid is not None:
+        x, finite = isolate(x, never=valid)  # padding may contain anything
+    if backward is None:
+        centre, variance = estimator(x, valid)
+    else:
+        with torch.no_grad():
+            values = None if estimator.kernel is None else kernels.statistics(x, estimator.kernel, valid)
+            values = estimator(x, valid) if values is None else values
+        centre, variance = (kernels.substitute(v, g) for v, g in zip(values, backward(x, valid), strict=True))
+    counted = None
+    if valid is not None:
+        counted = valid.sum()
+        centre, variance = (s.masked_fill(counted == 0, torch.nan) for s in (centre, variance))
+    return Batch(x, centre, variance, finite, counted)
+
+
+def is_batch_norm(x: Tensor, estimator: Estimator, nonfinite: str | None) -> bool:
+    """Return whether torch's own BatchNorm computes the same; it refuses a single value per channel."""
+    return estimator.kernel == "mean" and not isolates(estimator, nonfinite) and x.numel() > x.shape[1]
+
+
+def isolates(estimator: Estimator, nonfinite: str | None) -> bool:
+    """Return whether images with non-finite values are left out of the statistics."""
+    if nonfinite is None:
+        return estimator.robust
+    if nonfinite not in NONFINITE:
+        raise unknown_name("nonfinite", nonfinite, NONFINITE)
+    return nonfinite == "isolate"
+
+
+def isolate(x: Tensor, never: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
+    """Return ``x`` with zeros for every image that has a non-finite value, and the mask of the other images.
+
+    The mask is None if all images are finite. Images in the mask ``never`` are left as they are.
+    """
+    values, axes = x.detach(), list(range(1, x.dim()))
+    finite = values.amax(axes).isfinite() & values.amin(axes).isfinite()
+    if never is not None:
+        finite = finite | never
+    if _is_known_all_true(finite):
+        return x, None
+    # Not masked_fill, which would make channels_last contiguous.
+    return torch.where(_view_per_image(finite, x), x, 0.0), finite
+
+
+def mask_isolated(y: Tensor, finite: Tensor | None) -> Tensor:
+    """Return the output with NaN for isolated images, into which no gradient flows."""
+    return y if finite is None else torch.where(_view_per_image(finite, y), y, torch.nan)
+
+
+def _view_per_image(mask: Tensor, x: Tensor) -> Tensor:
+    return mask.view(-1, *[1] * (x.dim() - 1))
+
+
+def _is_known_all_true(mask: Tensor) -> bool:
+    """Return whether all are true; False where reading that would synchronise a GPU or break a traced program."""
+    return mask.device.type == "cpu" and type(mask) is Tensor and not kernels.traced() and bool(mask.all())
+
+
+# --- checks -----------------------------------------------------------------------------------------------------------
+
+
+def check_input(x: Tensor) -> None:
+    """Raise an error unless statistics can be taken of ``x``."""
+    check_activation(x)
+    if 0 in x.shape:
+        raise ValueError(f"cannot take statistics of an empty batch: input has shape {tuple(x.shape)}.")
+
+
+def check_activation(x: Tensor) -> None:
+    """Raise an error unless ``x`` is a floating point tensor ``(B, C, *)``."""
+    if not isinstance(x, Tensor):
+        raise TypeError(f"expected a tensor (B, C, *), got {type(x).__name__}.")
+    if x.dim() < 2:
+        raise ValueError(f"expected input (B, C, *) of at least 2 dimensions, got shape {tuple(x.shape)}.")
+    if not x.is_floating_point():
+        raise TypeError(f"expected floating point input, got {x.dtype}; convert it first, for example with .float().")
+
+
+def check_mask(valid: Tensor, images: int) -> None:
+    """Raise an error unless ``valid`` is a boolean mask over that many images."""
+    if not isinstance(valid, Tensor):
+        raise TypeError(f"valid must be a boolean tensor with one entry per image, got a {type(valid).__name__}.")
+    if valid.dtype != torch.bool or valid.shape != (images,):
+        raise ValueError(
+            f"valid must be a boolean mask with one entry per image, ({images},);"
+            f" got {valid.dtype} of shape {tuple(valid.shape)}."
+        )
+
+
+def _check_valid(valid: Tensor | None, x: Tensor) -> Tensor | None:
+    """Return the mask after checking it, or None if it is known to be all true."""
+    if valid is None:
+        return None
+    check_mask(valid, x.shape[0])
+    return None if _is_known_all_true(valid) else valid
