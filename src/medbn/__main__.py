@@ -1,4 +1,5 @@
-"""``python -m medbn`` is ``medbn``."""
+# PYTHON_ARGCOMPLETE_OK
+"""Run ``medbn`` as ``python -m medbn``."""
 
 import sys
 

@@ -166,6 +166,7 @@ def test_wrong_input_is_one_line_and_exit_2(arguments, message, tmp_path, capsys
     assert printed.out == ""
 
 
+@pytest.mark.slow
 def test_torch_and_numpy_are_enough():
     done = subprocess.run([sys.executable, "-c", BARE], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

@@ -42,7 +42,9 @@ examples:
   medbn demo                              attack a small model and see the difference
   medbn run targeted-instant --smoke      an experiment of the paper on digits, in seconds
   medbn report medbn.db                   show what was measured as a page
-  medbn run --help                        the options of one command, with examples"""
+  medbn run --help                        the options of one command, with examples
+
+completion of names in bash and zsh:  eval "$(register-python-argcomplete medbn)\""""
 
 
 class Parser(argparse.ArgumentParser):
@@ -93,7 +95,10 @@ def build_parser() -> Parser:
 def run_program(program: str, run: Callable[[], int | None]) -> int:
     """Call ``run`` and return the exit code of the program; an error becomes one line on stderr and code 2."""
     try:
-        return int(run() or 0)
+        try:
+            return int(run() or 0)
+        finally:
+            sys.stdout.flush()  # a closed pipe shows here, and not when Python ends
     except KeyboardInterrupt:
         print(f"\n{program}: stopped.", file=sys.stderr)
         return 130
