@@ -3,10 +3,10 @@
     python experiments/reproduce.py [PIECE ...] [--store cifar10-c.db] [--minutes 9] [--jobs 4]
 
 Without a piece, all of them, in this order. Whatever is finished is kept at once: run the same command again until it
-says that all is done. It needs the corrupted images (``medbn data make cifar10-c``), the training images for EATA, and
-``resnet26-cifar10.safetensors`` in the data folder's ``models``. Every stream is shuffled with a seed, each corruption
-in an order of its own, so that few batches of each are of many different images. ``--seal FILE`` copies the results
-without what is needed to continue. With CUDA's MPS running, several jobs share a GPU.
+says that all is done. It needs the corrupted images (``medbn data generate cifar10-c``), the training images for
+EATA, and ``resnet26-cifar10.safetensors`` in the data folder's ``models``. Every stream is shuffled with a seed, each
+corruption in an order of its own, so that few batches of each are of many different images. ``--seal FILE`` copies
+the results without what is needed to continue. With CUDA's MPS running, several jobs share a GPU.
 """
 
 from __future__ import annotations

@@ -74,7 +74,7 @@ def measured(model: torch.nn.Module, batches: int, options: argparse.Namespace) 
     times: list[list[float]] = [[] for _ in adapters]
     for corruption in corruptions.NAMES:
         stream = data.load("cifar10-c", corruption=corruption, severity=5, root=options.root)
-        stream = stream.shuffled(zlib.crc32(f"1 {corruption}".encode()))
+        stream = stream.shuffle(zlib.crc32(f"1 {corruption}".encode()))
         for one in wrong:
             one.append([])
         for images, labels in stream.batches(options.size, device=options.device, limit=batches):

@@ -41,7 +41,7 @@ TRAIN = "medbn train resnet26 --data cifar10 --out "
 @pytest.mark.parametrize(
     ("command", "message"),
     [
-        ("reproduce.py", "medbn data make cifar10-c"),
+        ("reproduce.py", "medbn data generate cifar10-c"),
         ("reproduce.py priors --smoke --estimators image_medain", "Did you mean 'image_median'"),
         ("reproduce.py --jobs 0", "at least 1"),
         ("reproduce.py --gradients exakt", "invalid choice"),

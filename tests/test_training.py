@@ -8,7 +8,7 @@ from torch import nn
 
 from medbn import data, models, training
 from medbn.cli import main
-from medbn.training import Plan, accuracy, augmented, train
+from medbn.training import Plan, accuracy, augment, train
 
 
 def tiny() -> nn.Module:
@@ -112,8 +112,8 @@ def test_bad_plans(bad):
 
 def test_augmentation_moves_and_mirrors_and_nothing_else():
     image = torch.arange(1, 257, dtype=torch.int64).view(1, 1, 16, 16)
-    many = augmented(image.expand(200, 1, 16, 16), torch.Generator().manual_seed(0), mirrors=True)
-    plain = augmented(image.expand(200, 1, 16, 16), torch.Generator().manual_seed(0), mirrors=False)
+    many = augment(image.expand(200, 1, 16, 16), torch.Generator().manual_seed(0), flip=True)
+    plain = augment(image.expand(200, 1, 16, 16), torch.Generator().manual_seed(0), flip=False)
     padded = nn.functional.pad(image[0, 0], [2] * 4)
     allowed = {padded[i : i + 16, j : j + 16].flatten().tolist().__str__() for i in range(5) for j in range(5)}
     flipped = padded.flip(1)

@@ -112,7 +112,7 @@ def _train(
         losses, hits, seen = torch.zeros((), device=device), torch.zeros((), device=device), 0
         for step in range(steps):
             images, labels = fetch(order[step * size : (step + 1) * size])
-            images = augmented(images, generator, mirrors=dataset.mirrors).float() / 255
+            images = augment(images, generator, flip=dataset.horizontal_flip).float() / 255
             images = images.contiguous(memory_format=torch.channels_last)
             optimizer.zero_grad(set_to_none=True)
             with torch.autocast(device.type, torch.bfloat16, enabled=on_gpu):
@@ -152,7 +152,7 @@ def accuracy(model: nn.Module, dataset: Dataset, device: str | torch.device = "c
     return hits / len(dataset)
 
 
-def augmented(images: Tensor, generator: torch.Generator, *, mirrors: bool) -> Tensor:
+def augment(images: Tensor, generator: torch.Generator, *, flip: bool) -> Tensor:
     """Every image moved at random by up to an eighth of its size (black comes in), and mirrored half of the time."""
     count, _, height, width = images.shape
     pad = max(1, min(height, width) // 8)
@@ -160,7 +160,7 @@ def augmented(images: Tensor, generator: torch.Generator, *, mirrors: bool) -> T
     flips = torch.randint(0, 2, (count, 1), generator=generator).to(images.device)
     rows = torch.arange(height, device=images.device) + moves[0]
     columns = torch.arange(width, device=images.device).expand(count, width)
-    if mirrors:
+    if flip:
         columns = torch.where(flips > 0, width - 1 - columns, columns)
     columns = columns + moves[1]
     wide = F.pad(images, [pad] * 4).permute(0, 2, 3, 1)

@@ -309,7 +309,7 @@ def test_what_is_missing_is_said_before_anything_starts(tmp_path):
     with pytest.raises(bench.MissingError) as error:
         bench.run(recipe, tmp_path / "x.db", place=place)
     text = str(error.value)
-    for part in ("medbn data make cifar10-c", "medbn data fetch cifar10", "medbn train resnet26 --data cifar10"):
+    for part in ("medbn data generate cifar10-c", "medbn data fetch cifar10", "medbn train resnet26 --data cifar10"):
         assert part in text
     assert not (tmp_path / "x.db").exists()
 

@@ -83,7 +83,7 @@ def test_recipes_lists_everything(capsys, tmp_path):
         assert f"\n{name} " in f"\n{printed}"
     assert main(["recipes", "knowledge", "--root", str(tmp_path)]) == 0
     printed = capsys.readouterr().out
-    assert "medbn data make cifar10-c" in printed
+    assert "medbn data generate cifar10-c" in printed
     assert "semi-white-box" in printed
     assert main(["recipes", "demo"]) == 0
     assert "ready: medbn run demo" in capsys.readouterr().out
@@ -93,7 +93,7 @@ def test_recipes_lists_everything(capsys, tmp_path):
     ("arguments", "message"),
     [
         (["run", "demos"], "Did you mean 'demo'"),
-        (["run", "targeted-instant", "--root", "{}"], "medbn data make cifar10-c"),
+        (["run", "targeted-instant", "--root", "{}"], "medbn data generate cifar10-c"),
         (["run", "demo", "--store", "{}/no/such/folder/x.db"], "cannot write"),
         (["run", "demo", "--store", "{}"], "is a folder"),
         (["run", "{}/half.toml"], "not valid TOML"),

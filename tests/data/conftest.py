@@ -22,7 +22,7 @@ def photographs(size: int, count: int = 24) -> Tensor:
 @pytest.fixture(scope="session")
 def frost_photographs(tmp_path_factory: pytest.TempPathFactory):
     """A folder of five pictures under the names of the photographs of frost."""
-    from medbn.data.corruptions.weather import FROST_FILES, synthetic_frost
+    from medbn.data.corruptions import FROST_FILES, synthetic_frost
 
     folder = tmp_path_factory.mktemp("frost")
     for number, name in enumerate(FROST_FILES):

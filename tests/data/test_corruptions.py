@@ -14,9 +14,9 @@ import torch
 from PIL import Image
 
 from medbn.data import corruptions
-from medbn.data.corruptions import NAMES, SEVERITIES, corrupt, filters
-from medbn.data.corruptions.base import REGISTRY, interpolated
-from medbn.data.corruptions.weather import frost_folder, plasma, synthetic_frost
+from medbn.data.corruptions import NAMES, SEVERITIES, corrupt, filters, frost_folder, synthetic_frost
+from medbn.data.corruptions.base import interpolate
+from medbn.data.corruptions.plasma import plasma
 
 from .conftest import photographs
 
@@ -41,7 +41,7 @@ def flat(value: int = 128, count: int = 40, size: int = 32) -> torch.Tensor:
 def test_there_are_the_fifteen():
     assert len(NAMES) == 15
     assert corruptions.available() == list(NAMES)
-    assert {REGISTRY[name].group for name in NAMES} == {"noise", "blur", "weather", "digital"}
+    assert {corruptions.get(name).group for name in NAMES} == {"noise", "blur", "weather", "digital"}
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -71,7 +71,7 @@ def test_an_image_gets_the_same_bits_alone_in_a_batch_and_twice(name):
 def test_many_images_are_worked_on_in_parts_without_a_seam(name, monkeypatch):
     images = photographs(16, 7)
     whole = make(images, name, 4)
-    monkeypatch.setattr(corruptions, "_PIXELS_AT_ONCE", 2 * images[0].numel())
+    monkeypatch.setattr(corruptions.apply, "_VALUES_AT_ONCE", 2 * images[0].numel())
     assert torch.equal(make(images, name, 4), whole)
 
 
@@ -189,7 +189,7 @@ def test_gaussian_blur_is_scipys(sigma):
     np.testing.assert_allclose(down @ u @ across.T, expected, atol=1e-9)
 
 
-@pytest.mark.parametrize("level", REGISTRY["defocus_blur"].small + REGISTRY["defocus_blur"].large)
+@pytest.mark.parametrize("level", corruptions.get("defocus_blur").small + corruptions.get("defocus_blur").large)
 def test_defocus_is_the_correlation_with_its_kernel(level):
     x = photographs(64, 1).float()
     taps = filters.disk(*level)
@@ -288,12 +288,12 @@ def test_elastic_without_displacement_is_an_affine_map():
 
 
 def test_constants_between_the_published_sizes():
-    level = REGISTRY["gaussian_noise"].level
+    level = corruptions.get("gaussian_noise").level
     assert level(5, 32) == level(5, 16) == (0.10,)
     assert level(5, 224) == level(5, 500) == (0.38,)
     middle = round(math.sqrt(32 * 224))
     assert level(5, middle)[0] == pytest.approx(0.24, abs=0.001)
-    assert interpolated((0.0, 1.0), (1.0, 1.0), 64)[1] == 1.0
+    assert interpolate((0.0, 1.0), (1.0, 1.0), 64)[1] == 1.0
 
 
 def test_frost_from_photographs(frost_photographs, monkeypatch):

@@ -18,8 +18,9 @@ from pathlib import Path
 
 import pytest
 
-from medbn.data import download
-from medbn.data.download import Archive, DownloadError, fetch, unpack
+from medbn.data import Archive, DownloadError, resume
+from medbn.data.download import download
+from medbn.data.extract import extract
 
 pooch = pytest.importorskip("pooch")
 
@@ -118,12 +119,12 @@ def half(host, folder):
     """Leave the first 400 000 bytes behind, as a run that gave up does."""
     host.script = [{"bytes": 400_000}, {"status": 503}]
     with pytest.raises(DownloadError):
-        fetch(host.archive(), folder, attempts=1, pause=0)
+        download(host.archive(), folder, attempts=1, pause=0)
     host.log.clear()
 
 
 def test_a_file_arrives_verified_and_alone(host, folder):
-    path = fetch(host.archive(), folder)
+    path = download(host.archive(), folder)
     assert path == folder / "data.tar"
     assert path.read_bytes() == CONTENT
     assert names(folder) == ["data.tar"]
@@ -131,21 +132,21 @@ def test_a_file_arrives_verified_and_alone(host, folder):
 
 
 def test_what_is_there_is_not_fetched_again(host, folder):
-    first = fetch(host.archive(), folder)
-    assert fetch(host.archive(), folder) == first
+    first = download(host.archive(), folder)
+    assert download(host.archive(), folder) == first
     assert len(host.log) == 1
 
 
 def test_a_damaged_file_is_replaced(host, folder):
     folder.mkdir()
     (folder / "data.tar").write_bytes(b"damaged")
-    assert fetch(host.archive(), folder).read_bytes() == CONTENT
+    assert download(host.archive(), folder).read_bytes() == CONTENT
 
 
 def test_a_wrong_checksum_leaves_nothing(host, folder):
     archive = host.archive(content=b"something else")
     with pytest.raises(DownloadError) as caught:
-        fetch(archive, folder)
+        download(archive, folder)
     for word in (host.url, archive.md5, hashlib.md5(CONTENT).hexdigest(), "Try again"):
         assert word in str(caught.value)
     assert names(folder) == []
@@ -155,14 +156,14 @@ def test_a_wrong_checksum_does_not_touch_what_was_there_before(host, folder):
     folder.mkdir()
     (folder / "data.tar").write_bytes(b"put here by hand")
     with pytest.raises(DownloadError, match="expected md5"):
-        fetch(host.archive(content=b"something else"), folder)
+        download(host.archive(content=b"something else"), folder)
     assert names(folder) == ["data.tar"]
     assert (folder / "data.tar").read_bytes() == b"put here by hand"
 
 
 def test_an_upper_case_checksum_is_the_same(host, folder):
     archive = Archive(host.url, hashlib.md5(CONTENT).hexdigest().upper(), "data.tar")
-    assert fetch(archive, folder).read_bytes() == CONTENT
+    assert download(archive, folder).read_bytes() == CONTENT
 
 
 @pytest.mark.parametrize(
@@ -177,7 +178,7 @@ def test_an_upper_case_checksum_is_the_same(host, folder):
 def test_a_dropped_connection_is_continued(host, folder, etag, modified, sent):
     host.etag, host.modified = etag, modified
     host.script = [{"bytes": 300_000}, {"bytes": 300_000}]
-    assert fetch(host.archive(), folder, attempts=1, pause=0).read_bytes() == CONTENT
+    assert download(host.archive(), folder, attempts=1, pause=0).read_bytes() == CONTENT
     assert [request.range for request in host.log] == [None, "bytes=300000-", "bytes=600000-"]
     assert [request.if_range for request in host.log] == [None, sent, sent]
     assert sum(request.sent for request in host.log) == len(CONTENT)
@@ -185,51 +186,51 @@ def test_a_dropped_connection_is_continued(host, folder, etag, modified, sent):
 
 
 def test_a_silent_connection_is_continued(host, folder, monkeypatch):
-    monkeypatch.setattr(download, "_TIMEOUT", 0.1)
+    monkeypatch.setattr(resume, "_TIMEOUT", 0.1)
     host.script = [{"bytes": 300_000, "stall": True}]
-    assert fetch(host.archive(), folder, pause=0).read_bytes() == CONTENT
+    assert download(host.archive(), folder, pause=0).read_bytes() == CONTENT
     assert [request.range for request in host.log] == [None, "bytes=300000-"]
 
 
 def test_giving_up_keeps_the_part_for_the_next_run(host, folder):
     host.script = [{"bytes": 400_000}, *[{"bytes": 0}] * 3]
-    with pytest.raises(DownloadError, match=r"400,000 of 1,000,003 bytes; given up after 3 .* again to continue"):
-        fetch(host.archive(), folder, attempts=3, pause=0)
+    with pytest.raises(DownloadError, match=r"400,000 of 1,000,003 bytes; gave up after 3 .* again to continue"):
+        download(host.archive(), folder, attempts=3, pause=0)
     assert len(host.log) == 4
     assert names(folder) == [".data.tar.part", ".data.tar.part.json"]
     assert (folder / ".data.tar.part").read_bytes() == CONTENT[:400_000]
     host.log.clear()
-    assert fetch(host.archive(), folder).read_bytes() == CONTENT
+    assert download(host.archive(), folder).read_bytes() == CONTENT
     assert host.log == [Request("bytes=400000-", '"one"', 206, len(CONTENT) - 400_000)]
     assert names(folder) == ["data.tar"]
 
 
 def test_pauses_grow_while_nothing_comes_and_new_bytes_start_them_anew(host, folder, monkeypatch):
     pauses = []
-    monkeypatch.setattr(download.time, "sleep", pauses.append)
+    monkeypatch.setattr(resume.time, "sleep", pauses.append)
     host.script = [{"bytes": 0}, {"status": 502}, {"bytes": 10}, {"bytes": 0}, {"status": 429}]
-    assert fetch(host.archive(), folder, attempts=3, pause=1.5).read_bytes() == CONTENT
+    assert download(host.archive(), folder, attempts=3, pause=1.5).read_bytes() == CONTENT
     assert pauses == [3, 6, 1.5, 3, 6]
 
 
 def test_nobody_listening(host, folder):
     refused = Archive("http://127.0.0.1:1/data.tar", "0" * 32, "data.tar")
-    with pytest.raises(DownloadError, match=r"no connection .* given up after 2 attempts"):
-        fetch(refused, folder, attempts=2, pause=0)
+    with pytest.raises(DownloadError, match=r"no connection .* gave up after 2 attempts"):
+        download(refused, folder, attempts=2, pause=0)
 
 
 def test_a_server_without_ranges_starts_over(host, folder):
     host.ranges = False
     host.script = [{"bytes": 300_000}]
-    assert fetch(host.archive(), folder, pause=0).read_bytes() == CONTENT
+    assert download(host.archive(), folder, pause=0).read_bytes() == CONTENT
     assert [(request.range, request.status) for request in host.log] == [(None, 200), ("bytes=300000-", 200)]
 
 
 def test_a_server_without_ranges_that_always_drops_is_given_up(host, folder):
     host.ranges = False
     host.script = [{"bytes": 300_000}] * 50
-    with pytest.raises(DownloadError, match="given up after 2 attempts"):
-        fetch(host.archive(), folder, attempts=2, pause=0)
+    with pytest.raises(DownloadError, match="gave up after 2 attempts"):
+        download(host.archive(), folder, attempts=2, pause=0)
     assert len(host.log) == 3
 
 
@@ -237,7 +238,7 @@ def test_a_server_without_ranges_that_always_drops_is_given_up(host, folder):
 def test_a_server_that_tells_no_length(host, folder, length):
     host.length = length
     seen = []
-    assert fetch(host.archive(), folder, progress=lambda *now: seen.append(now)).read_bytes() == CONTENT
+    assert download(host.archive(), folder, progress=lambda *now: seen.append(now)).read_bytes() == CONTENT
     assert seen[0] == (0, None)
     assert seen[-1] == (len(CONTENT), len(CONTENT))
 
@@ -245,14 +246,14 @@ def test_a_server_that_tells_no_length(host, folder, length):
 def test_a_dropped_chunked_answer_is_noticed(host, folder):
     host.length = "chunked"
     host.script = [{"bytes": 0, "status": 500}, {"bytes": 300_000}]
-    assert fetch(host.archive(), folder, pause=0, attempts=2).read_bytes() == CONTENT
+    assert download(host.archive(), folder, pause=0, attempts=2).read_bytes() == CONTENT
     assert [request.range for request in host.log] == [None, None, "bytes=300000-"]
 
 
 def test_a_file_that_changed_meanwhile_starts_over(host, folder):
     half(host, folder)
     host.content, host.etag = CONTENT[::-1], '"two"'
-    assert fetch(host.archive(), folder).read_bytes() == CONTENT[::-1]
+    assert download(host.archive(), folder).read_bytes() == CONTENT[::-1]
     assert host.log == [Request("bytes=400000-", '"one"', 200, len(CONTENT))]
 
 
@@ -260,14 +261,14 @@ def test_a_file_of_another_length_starts_over_where_there_is_no_validator(host, 
     host.etag = None
     half(host, folder)
     host.content = CONTENT[:-1]
-    assert fetch(host.archive(), folder).read_bytes() == CONTENT[:-1]
+    assert download(host.archive(), folder).read_bytes() == CONTENT[:-1]
     assert [request.range for request in host.log] == ["bytes=400000-", None]
 
 
 def test_another_address_starts_over(host, folder):
     half(host, folder)
     host.url += "?mirror"
-    assert fetch(host.archive(), folder).read_bytes() == CONTENT
+    assert download(host.archive(), folder).read_bytes() == CONTENT
     assert [request.range for request in host.log] == [None]
 
 
@@ -277,7 +278,7 @@ def test_a_part_of_unknown_origin_starts_over(host, folder, note):
     (folder / ".data.tar.part").write_bytes(CONTENT[:10])
     if note is not None:
         (folder / ".data.tar.part.json").write_text(note)
-    assert fetch(host.archive(), folder).read_bytes() == CONTENT
+    assert download(host.archive(), folder).read_bytes() == CONTENT
     assert [request.range for request in host.log] == [None]
     assert names(folder) == ["data.tar"]
 
@@ -288,21 +289,21 @@ def test_416_starts_over(host, folder, excess):
     (folder / ".data.tar.part").write_bytes(bytes(len(CONTENT) + excess))
     note = folder / ".data.tar.part.json"
     note.write_text(re.sub(r'"total": \d+', '"total": null', note.read_text()))
-    assert fetch(host.archive(), folder, attempts=1).read_bytes() == CONTENT
+    assert download(host.archive(), folder, attempts=1).read_bytes() == CONTENT
     assert [request.status for request in host.log] == [416, 200]
 
 
 def test_an_answer_that_starts_elsewhere_is_refused(host, folder):
     half(host, folder)
     host.script = [{"shift": 5}]
-    assert fetch(host.archive(), folder, attempts=1).read_bytes() == CONTENT
+    assert download(host.archive(), folder, attempts=1).read_bytes() == CONTENT
     assert [request.range for request in host.log] == ["bytes=400000-", None]
 
 
 def test_a_part_that_a_crash_damaged_is_fetched_afresh(host, folder):
     half(host, folder)
     (folder / ".data.tar.part").write_bytes(bytes(400_000))
-    assert fetch(host.archive(), folder).read_bytes() == CONTENT
+    assert download(host.archive(), folder).read_bytes() == CONTENT
     assert [request.range for request in host.log] == ["bytes=400000-", None]
 
 
@@ -310,7 +311,7 @@ def test_a_part_that_a_crash_damaged_is_fetched_afresh(host, folder):
 def test_a_refusal_is_final(host, folder, status):
     host.script = [{"status": status}] * 9
     with pytest.raises(DownloadError, match=f"{re.escape(host.url)}.* {status} "):
-        fetch(host.archive(), folder, pause=0)
+        download(host.archive(), folder, pause=0)
     assert len(host.log) == 1
     assert names(folder) == []
 
@@ -318,14 +319,14 @@ def test_a_refusal_is_final(host, folder, status):
 @pytest.mark.parametrize("status", [500, 503, 429])
 def test_a_failing_server_is_asked_again(host, folder, status):
     host.script = [{"status": status}] * 2
-    assert fetch(host.archive(), folder, pause=0).read_bytes() == CONTENT
+    assert download(host.archive(), folder, pause=0).read_bytes() == CONTENT
     assert [request.status for request in host.log] == [status, status, 200]
 
 
 def test_redirections_are_followed_with_the_range(host, folder):
     half(host, folder)
     host.script = [{"status": 302, "headers": {"Location": "/elsewhere"}}]
-    assert fetch(host.archive(), folder).read_bytes() == CONTENT
+    assert download(host.archive(), folder).read_bytes() == CONTENT
     assert [request.range for request in host.log] == ["bytes=400000-"] * 2
 
 
@@ -333,7 +334,7 @@ def test_redirections_are_followed_with_the_range(host, folder):
 def test_redirections_lead_nowhere_but_the_web(host, folder, target):
     host.script = [{"status": 302, "headers": {"Location": target}}] * 2
     with pytest.raises(DownloadError):
-        fetch(host.archive(), folder, attempts=2, pause=0)
+        download(host.archive(), folder, attempts=2, pause=0)
     assert names(folder) == []
 
 
@@ -343,12 +344,12 @@ def test_ctrl_c_keeps_the_part(host, folder):
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        fetch(host.archive(), folder, progress=interrupt)
+        download(host.archive(), folder, progress=interrupt)
     assert names(folder) == [".data.tar.part", ".data.tar.part.json"]
     kept = (folder / ".data.tar.part").read_bytes()
     assert kept
     assert CONTENT.startswith(kept)
-    assert fetch(host.archive(), folder).read_bytes() == CONTENT
+    assert download(host.archive(), folder).read_bytes() == CONTENT
     assert host.log[-1].range == f"bytes={len(kept)}-"
 
 
@@ -359,9 +360,9 @@ def test_ctrl_c_while_verifying_keeps_everything(host, folder, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(pooch.core, "hash_matches", interrupt)
         with pytest.raises(KeyboardInterrupt):
-            fetch(host.archive(), folder)
+            download(host.archive(), folder)
     assert names(folder) == [".data.tar.part", ".data.tar.part.json"]
-    assert fetch(host.archive(), folder).read_bytes() == CONTENT
+    assert download(host.archive(), folder).read_bytes() == CONTENT
     assert len(host.log) == 1
 
 
@@ -369,15 +370,15 @@ def test_a_file_system_without_links(host, folder, monkeypatch):
     def refuse(*args):
         raise OSError(errno.EPERM, "no links here")
 
-    monkeypatch.setattr(download.os, "link", refuse)
-    assert fetch(host.archive(), folder).read_bytes() == CONTENT
+    monkeypatch.setattr(resume.os, "link", refuse)
+    assert download(host.archive(), folder).read_bytes() == CONTENT
     assert names(folder) == ["data.tar"]
 
 
 def test_progress_never_falls_and_ends_at_the_total(host, folder):
     seen = []
     host.script = [{"bytes": 300_000}, {"status": 500}]
-    fetch(host.archive(), folder, progress=lambda *now: seen.append(now), pause=0)
+    download(host.archive(), folder, progress=lambda *now: seen.append(now), pause=0)
     counts = [done for done, _ in seen]
     assert counts == sorted(counts)
     assert counts[0] == 0
@@ -388,7 +389,7 @@ def test_progress_never_falls_and_ends_at_the_total(host, folder):
 
 def test_pooch_says_nothing_and_keeps_its_own_level(host, folder, capsys):
     pooch.get_logger().setLevel(logging.INFO)
-    fetch(host.archive(), folder)
+    download(host.archive(), folder)
     assert capsys.readouterr() == ("", "")
     assert pooch.get_logger().level == logging.INFO
 
@@ -396,18 +397,18 @@ def test_pooch_says_nothing_and_keeps_its_own_level(host, folder, capsys):
 @pytest.mark.parametrize(("length", "size"), [("told", None), ("told", 1), ("chunked", len(CONTENT))])
 def test_too_little_space_is_said_before_anything_is_written(host, folder, monkeypatch, length, size):
     host.length = length
-    monkeypatch.setattr(download.shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(0, 0, len(CONTENT) - 1))
+    monkeypatch.setattr(resume.shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(0, 0, len(CONTENT) - 1))
     with pytest.raises(DownloadError, match=r"1,000,003 bytes are needed, 1,000,002 are free"):
-        fetch(host.archive(size=size), folder)
+        download(host.archive(size=size), folder)
     assert not (folder / ".data.tar.part").exists()
 
 
 def test_only_what_is_missing_needs_space(host, folder, monkeypatch):
     half(host, folder)
     monkeypatch.setattr(
-        download.shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(0, 0, len(CONTENT) - 400_000)
+        resume.shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(0, 0, len(CONTENT) - 400_000)
     )
-    assert fetch(host.archive(), folder).read_bytes() == CONTENT
+    assert download(host.archive(), folder).read_bytes() == CONTENT
 
 
 class Full(io.FileIO):
@@ -426,10 +427,10 @@ def test_a_full_disk_is_said_and_the_part_kept(host, folder, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(Path, "open", limited)
         with pytest.raises(DownloadError, match="disk is full"):
-            fetch(host.archive(), folder)
+            download(host.archive(), folder)
     kept = (folder / ".data.tar.part").read_bytes()
     assert len(kept) > 100_000
-    assert fetch(host.archive(), folder).read_bytes() == CONTENT
+    assert download(host.archive(), folder).read_bytes() == CONTENT
     assert host.log[-1].range == f"bytes={len(kept)}-"
 
 
@@ -439,26 +440,26 @@ def test_a_folder_that_may_not_be_written_to(host, folder, monkeypatch):
 
     monkeypatch.setattr(Path, "open", refuse)
     with pytest.raises(DownloadError, match=f"cannot write to {re.escape(str(folder))}.*Permission denied"):
-        fetch(host.archive(), folder)
+        download(host.archive(), folder)
 
 
 @pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() == 0, reason="root may write anywhere")
 def test_a_read_only_folder(host, folder):
     folder.mkdir(mode=0o555)
     with pytest.raises(DownloadError, match="cannot write"):
-        fetch(host.archive(), folder)
+        download(host.archive(), folder)
 
 
 def test_a_file_in_place_of_the_folder(host, folder):
     folder.write_text("a file")
     with pytest.raises(DownloadError, match="cannot write to"):
-        fetch(host.archive(), folder)
+        download(host.archive(), folder)
     assert host.log == []
 
 
 def test_a_folder_whose_parent_is_missing(host, folder):
     with pytest.raises(DownloadError, match=r"cannot write to .*whose parent exists"):
-        fetch(host.archive(), folder / "deep")
+        download(host.archive(), folder / "deep")
     assert host.log == []
     assert not folder.exists()
 
@@ -466,7 +467,7 @@ def test_a_folder_whose_parent_is_missing(host, folder):
 def test_without_pooch_the_extra_is_named(host, folder, monkeypatch):
     monkeypatch.setitem(sys.modules, "pooch", None)
     with pytest.raises(ImportError, match=re.escape("pip install 'medbn[bench]'")):
-        fetch(host.archive(), folder)
+        download(host.archive(), folder)
 
 
 @pytest.mark.parametrize(
@@ -487,9 +488,9 @@ def test_an_archive_is_checked(url, md5, filename, message):
 
 def test_attempts_and_pause_are_checked(host, folder):
     with pytest.raises(ValueError, match="attempts >= 1"):
-        fetch(host.archive(), folder, attempts=0)
+        download(host.archive(), folder, attempts=0)
     with pytest.raises(ValueError, match="pause >= 0"):
-        fetch(host.archive(), folder, pause=-1)
+        download(host.archive(), folder, pause=-1)
 
 
 # --- unpack
@@ -521,8 +522,8 @@ GOOD = [
 @pytest.mark.parametrize("name", ["x.tar", "x.tar.gz", "x.tar.xz"])
 def test_unpack_with_and_without_a_top_folder(tmp_path, name):
     path = pack(tmp_path / name, *GOOD)
-    unpack(path, tmp_path / "inner", inside="set")
-    unpack(path, tmp_path / "whole")
+    extract(path, tmp_path / "inner", inside="set")
+    extract(path, tmp_path / "whole")
     for top in (tmp_path / "inner", tmp_path / "whole" / "set"):
         assert (top / "a.npy").read_bytes() == b"a" * 5000
         assert (top / "deep" / "b.npy").read_bytes() == CONTENT[:20_000]
@@ -530,10 +531,10 @@ def test_unpack_with_and_without_a_top_folder(tmp_path, name):
 
 
 def test_unpack_clears_what_a_crash_left(tmp_path):
-    left = tmp_path / ".set.unpacking"
+    left = tmp_path / ".set.extracting"
     left.mkdir()
     (left / "old").touch()
-    unpack(pack(tmp_path / "x.tar", *GOOD), tmp_path / "set")
+    extract(pack(tmp_path / "x.tar", *GOOD), tmp_path / "set")
     assert names(tmp_path) == ["set", "x.tar"]
     assert names(tmp_path / "set") == ["set"]
 
@@ -558,7 +559,7 @@ def test_unpack_refuses_an_evil_archive(tmp_path, bad):
     room.mkdir()
     path = pack(tmp_path / "x.tar", *GOOD, bad)
     with pytest.raises(DownloadError, match="damaged or unsafe"):
-        unpack(path, room / "set")
+        extract(path, room / "set")
     assert names(room) == []
     assert names(tmp_path) == ["room", "x.tar"]
     assert not Path("/tmp/medbn-evil").exists()
@@ -572,7 +573,7 @@ def test_unpack_refuses_a_truncated_archive(tmp_path, name, keep):
     whole = path.read_bytes()
     path.write_bytes(whole[: min(keep, len(whole) - 1000)])
     with pytest.raises(DownloadError, match="damaged or unsafe"):
-        unpack(path, tmp_path / "set")
+        extract(path, tmp_path / "set")
     assert names(tmp_path) == [name]
 
 
@@ -583,7 +584,7 @@ def test_unpack_refuses_altered_bytes(tmp_path, name):
     altered[6144 : 6144 + 300] = b"\xff" * 300
     path.write_bytes(altered)
     with pytest.raises(DownloadError):
-        unpack(path, tmp_path / "set")
+        extract(path, tmp_path / "set")
     assert names(tmp_path) == [name]
 
 
@@ -591,16 +592,16 @@ def test_unpack_refuses_what_is_no_archive(tmp_path):
     path = tmp_path / "x.tar"
     path.write_text("<html>not found</html>" * 100)
     with pytest.raises(DownloadError, match="damaged"):
-        unpack(path, tmp_path / "set")
+        extract(path, tmp_path / "set")
     with pytest.raises(DownloadError, match="cannot read"):
-        unpack(tmp_path / "missing.tar", tmp_path / "set")
+        extract(tmp_path / "missing.tar", tmp_path / "set")
     assert names(tmp_path) == ["x.tar"]
 
 
 def test_unpack_names_what_there_is_when_the_folder_is_missing(tmp_path):
     path = pack(tmp_path / "x.tar", *GOOD)
     with pytest.raises(DownloadError, match="no folder 'other'; it holds: set"):
-        unpack(path, tmp_path / "target", inside="other")
+        extract(path, tmp_path / "target", inside="other")
     assert names(tmp_path) == ["x.tar"]
 
 
@@ -608,14 +609,14 @@ def test_unpack_never_overwrites(tmp_path):
     path = pack(tmp_path / "x.tar", *GOOD)
     (tmp_path / "set").mkdir()
     (tmp_path / "set" / "mine").touch()
-    with pytest.raises(DownloadError, match="exists already"):
-        unpack(path, tmp_path / "set")
+    with pytest.raises(DownloadError, match="already exists"):
+        extract(path, tmp_path / "set")
     assert names(tmp_path / "set") == ["mine"]
 
 
 def test_unpack_into_a_missing_parent(tmp_path):
     with pytest.raises(DownloadError, match="parent exists"):
-        unpack(pack(tmp_path / "x.tar", *GOOD), tmp_path / "deep" / "set")
+        extract(pack(tmp_path / "x.tar", *GOOD), tmp_path / "deep" / "set")
 
 
 def test_unpack_on_a_full_disk_leaves_nothing(tmp_path, monkeypatch):
@@ -625,7 +626,7 @@ def test_unpack_on_a_full_disk_leaves_nothing(tmp_path, monkeypatch):
     path = pack(tmp_path / "x.tar", *GOOD)
     monkeypatch.setattr(tarfile, "copyfileobj", full)
     with pytest.raises(DownloadError, match="disk is full"):
-        unpack(path, tmp_path / "set")
+        extract(path, tmp_path / "set")
     assert names(tmp_path) == ["x.tar"]
 
 
@@ -633,4 +634,4 @@ def test_unpack_needs_a_python_that_can_do_it_safely(tmp_path, monkeypatch):
     path = pack(tmp_path / "x.tar", *GOOD)
     monkeypatch.delattr(tarfile, "data_filter")
     with pytest.raises(DownloadError, match=r"update to 3\.10\.12"):
-        unpack(path, tmp_path / "set")
+        extract(path, tmp_path / "set")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 
 import numpy as np
@@ -10,7 +11,6 @@ import torch
 
 from medbn import data
 from medbn.cli import main
-from medbn.data import generate
 
 from .conftest import photographs
 from .test_readers import tree
@@ -21,11 +21,11 @@ NAMES = ("fog", "contrast")
 @pytest.fixture
 def clean():
     images = photographs(32, 7)
-    return data.of_array("photos", "test", ("china", "flower"), images, torch.arange(7) % 2)
+    return data.from_tensors("photos", "test", ("china", "flower"), images, torch.arange(7) % 2)
 
 
 def test_the_layout_and_what_is_read_from_it(clean, tmp_path):
-    made = data.make(clean, tmp_path / "C", names=NAMES)
+    made = data.generate(clean, tmp_path / "C", names=NAMES)
     assert made.written == NAMES
     labels, fog = np.load(tmp_path / "C" / "labels.npy"), np.load(tmp_path / "C" / "fog.npy")
     assert labels.tolist() == clean.labels.tolist() * 5
@@ -44,8 +44,8 @@ def test_the_layout_and_what_is_read_from_it(clean, tmp_path):
 
 
 def test_processes_write_the_same_bytes(clean, tmp_path, monkeypatch):
-    monkeypatch.setattr(generate, "_IMAGES_AT_ONCE", 3)
-    one, two = (data.make(clean, tmp_path / str(jobs), names=("fog",), jobs=jobs).folder for jobs in (1, 2))
+    monkeypatch.setattr(importlib.import_module("medbn.data.generate"), "_IMAGES_PER_TASK", 3)
+    one, two = (data.generate(clean, tmp_path / str(jobs), names=("fog",), jobs=jobs).folder for jobs in (1, 2))
     assert (one / "fog.npy").read_bytes() == (two / "fog.npy").read_bytes()
 
 
@@ -55,29 +55,29 @@ def test_a_stopped_call_is_continued(clean, tmp_path):
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        data.make(clean, tmp_path, names=NAMES, report=stop)
+        data.generate(clean, tmp_path, names=NAMES, report=stop)
     assert not (tmp_path / "contrast.npy").exists()
     before = (tmp_path / "fog.npy").stat().st_mtime_ns
-    made = data.make(clean, tmp_path, names=NAMES)
-    assert (made.written, made.found) == (("contrast",), ("fog",))
+    made = data.generate(clean, tmp_path, names=NAMES)
+    assert (made.written, made.skipped) == (("contrast",), ("fog",))
     assert (tmp_path / "fog.npy").stat().st_mtime_ns == before
     assert not list(tmp_path.glob(".*"))
 
 
 def test_other_peoples_folders_are_not_touched(clean, tmp_path):
     (tmp_path / "fog.npy").write_bytes(b"published")
-    with pytest.raises(FileExistsError, match="files that are not ours"):
-        data.make(clean, tmp_path, names=NAMES)
+    with pytest.raises(FileExistsError, match="did not generate"):
+        data.generate(clean, tmp_path, names=NAMES)
     assert [file.name for file in tmp_path.iterdir()] == ["fog.npy"]
-    data.make(clean, tmp_path / "C", names=("contrast",))
+    data.generate(clean, tmp_path / "C", names=("contrast",))
     with pytest.raises(FileExistsError, match="another seed"):
-        data.make(clean, tmp_path / "C", names=("contrast",), seed=1)
+        data.generate(clean, tmp_path / "C", names=("contrast",), seed=1)
     with pytest.raises(FileExistsError, match="another fingerprint, images"):
-        data.make(clean.subset([1, 2]), tmp_path / "C", names=("contrast",))
+        data.generate(clean.subset([1, 2]), tmp_path / "C", names=("contrast",))
 
 
 def test_damaged_arrays_are_refused(clean, tmp_path):
-    data.make(clean, tmp_path, names=NAMES)
+    data.generate(clean, tmp_path, names=NAMES)
     np.save(tmp_path / "fog.npy", np.zeros((34, 32, 32, 3), dtype=np.uint8))
     with pytest.raises(ValueError, match=r"expected bytes \(5 · N"):
         data.load(str(tmp_path) + "/", corruption="fog")
@@ -87,8 +87,8 @@ def test_damaged_arrays_are_refused(clean, tmp_path):
 
 
 def test_the_file_is_mapped_not_loaded(clean, tmp_path):
-    data.make(clean, tmp_path, names=("fog",))
-    dataset = data.arrays(tmp_path, "fog", 1)
+    data.generate(clean, tmp_path, names=("fog",))
+    dataset = data.load_cifar_c(tmp_path, "fog", 1)
     on_disk = np.load(tmp_path / "fog.npy", mmap_mode="r+")
     on_disk[0] = 7
     on_disk.flush()
@@ -101,7 +101,7 @@ def test_on_the_command_line(tmp_path, capsys):
         main(
             [
                 "data",
-                "make",
+                "generate",
                 "mine",
                 "--from",
                 str(root),
@@ -119,7 +119,7 @@ def test_on_the_command_line(tmp_path, capsys):
     assert json.loads((tmp_path / "mine" / "medbn.json").read_text())["classes"] == ["ant", "bee", "cat"]
     assert main(["data", "info", str(tmp_path / "mine"), "--corruption", "fog"]) == 0
     assert "images       12" in capsys.readouterr().out
-    assert main(["data", "make", "digits-c", "--root", str(tmp_path), "--corruptions", "snow", "--jobs", "1"]) == 0
+    assert main(["data", "generate", "digits-c", "--root", str(tmp_path), "--corruptions", "snow", "--jobs", "1"]) == 0
     assert np.load(tmp_path / "digits-c" / "snow.npy").shape == (5 * 797, 16, 16, 3)
     assert data.load("digits-c", corruption="snow", root=tmp_path).classes[3] == "3"
     capsys.readouterr()
@@ -128,17 +128,17 @@ def test_on_the_command_line(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["data", "make", "nonsense"], "Available: cifar10-c, cifar100-c, digits-c"),
-        (["data", "make", "cifar10-c", "--root", "{}"], "medbn data fetch cifar10"),
-        (["data", "make", "digits-c", "--root", "{}", "--corruptions", "frog"], "Did you mean 'fog'"),
-        (["data", "make", "mine", "--from", "{}/none"], "no folder"),
+        (["data", "generate", "nonsense"], "Available: cifar10-c, cifar100-c, digits-c"),
+        (["data", "generate", "cifar10-c", "--root", "{}"], "medbn data fetch cifar10"),
+        (["data", "generate", "digits-c", "--root", "{}", "--corruptions", "frog"], "Did you mean 'fog'"),
+        (["data", "generate", "mine", "--from", "{}/none"], "no folder"),
         (["data", "fetch", "cifar12"], "unknown dataset"),
         (["data", "info", "imagenet-c", "--root", "{}"], "medbn data fetch imagenet-c"),
         (["data"], "required: ACTION"),
-        (["data", "make", "digits-c", "--size", "64"], "--size goes with --from"),
-        (["data", "make", "digits-c", "--jobs", "0"], "at least 1"),
-        (["data", "make", "digits-c", "--seed", "-1"], "at least 0"),
-        (["data", "fetch", "digits-c", "--root", "{}"], "made, not fetched"),
+        (["data", "generate", "digits-c", "--size", "64"], "--size goes with --from"),
+        (["data", "generate", "digits-c", "--jobs", "0"], "at least 1"),
+        (["data", "generate", "digits-c", "--seed", "-1"], "at least 0"),
+        (["data", "fetch", "digits-c", "--root", "{}"], "cannot be downloaded"),
     ],
 )
 def test_wrong_commands_are_one_line_and_exit_2(arguments, message, tmp_path, capsys):
@@ -156,7 +156,7 @@ def test_wrong_commands_are_one_line_and_exit_2(arguments, message, tmp_path, ca
 def test_frost_without_photographs_names_the_option(tmp_path, monkeypatch, capsys):
     monkeypatch.delenv("MEDBN_FROST", raising=False)
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    assert main(["data", "make", "digits-c", "--root", str(tmp_path)]) == 2
+    assert main(["data", "generate", "digits-c", "--root", str(tmp_path)]) == 2
     printed = capsys.readouterr().err
     assert "--frost synthetic" in printed
     assert "frost=" not in printed
@@ -175,17 +175,17 @@ def test_the_list_says_what_is_here(tmp_path, capsys):
     assert " in part " in lines["cifar10-c"]
 
 
-def test_fetching_over_a_made_folder_is_refused(tmp_path, capsys):
+def test_fetching_over_a_generated_folder_is_refused(tmp_path, capsys):
     (tmp_path / "CIFAR-10-C").mkdir()
     (tmp_path / "CIFAR-10-C" / "fog.npy").touch()
     assert main(["data", "fetch", "cifar10-c", "--root", str(tmp_path)]) == 2
-    assert "holds a part of cifar10-c already" in capsys.readouterr().err
+    assert "holds a part of cifar10-c" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("wrong", [{"seed": -1}, {"jobs": 0}, {"names": ("frog",)}])
 def test_a_call_that_is_wrong_does_not_claim_the_folder(clean, tmp_path, wrong):
     with pytest.raises(ValueError, match=r"seed|jobs|frog"):
-        data.make(clean, tmp_path / "C", **{"names": NAMES, **wrong})
+        data.generate(clean, tmp_path / "C", **{"names": NAMES, **wrong})
     assert not (tmp_path / "C").exists()
 
 
@@ -194,24 +194,24 @@ def test_a_full_disk_leaves_no_half_file(clean, tmp_path, monkeypatch):
         raise OSError(28, "No space left on device")
 
     with pytest.raises(OSError, match="No space"):
-        data.make(clean, tmp_path, names=NAMES, report=full)
+        data.generate(clean, tmp_path, names=NAMES, report=full)
     assert sorted(file.name for file in tmp_path.iterdir()) == ["labels.npy", "medbn.json"]
 
 
 @pytest.mark.parametrize("text", ["{}", "[]", "nonsense"])
 def test_a_damaged_manifest_is_named(clean, tmp_path, text):
-    data.make(clean, tmp_path, names=("fog",))
+    data.generate(clean, tmp_path, names=("fog",))
     (tmp_path / "medbn.json").write_text(text)
-    for act in (lambda: data.make(clean, tmp_path, names=NAMES), lambda: data.load(tmp_path, corruption="fog")):
+    for act in (lambda: data.generate(clean, tmp_path, names=NAMES), lambda: data.load(tmp_path, corruption="fog")):
         with pytest.raises(ValueError, match=r"medbn\.json is damaged"):
             act()
 
 
 def test_other_photographs_of_frost_are_other_images(clean, tmp_path, frost_photographs):
-    data.make(clean, tmp_path / "C", names=("frost",), frost=frost_photographs)
+    data.generate(clean, tmp_path / "C", names=("frost",), frost=frost_photographs)
     with pytest.raises(FileExistsError, match="another frost"):
-        data.make(clean, tmp_path / "C", names=("frost",), frost="synthetic")
-    one, two = (data.corrupted(clean, "frost", 5, frost=frost) for frost in (frost_photographs, "synthetic"))
+        data.generate(clean, tmp_path / "C", names=("frost",), frost="synthetic")
+    one, two = (data.corrupt(clean, "frost", 5, frost=frost) for frost in (frost_photographs, "synthetic"))
     assert one.fingerprint != two.fingerprint
 
 

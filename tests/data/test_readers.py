@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from PIL import Image
 
 from medbn import data
-from medbn.data.digits import enlarged
+from medbn.data.digits import enlarge
 
 
 def records(count: int, label_bytes: int, classes: int, seed: int = 0) -> np.ndarray:
@@ -61,7 +61,7 @@ def test_digits_are_scikit_learns_enlarged():
 
 def test_enlarging_keeps_flat_images_flat():
     for level in (0, 5, 16):
-        assert enlarged(torch.full((1, 8, 8), level, dtype=torch.uint8)).unique().tolist() == [round(level * 255 / 16)]
+        assert enlarge(torch.full((1, 8, 8), level, dtype=torch.uint8)).unique().tolist() == [round(level * 255 / 16)]
 
 
 def test_cifar10_reads_its_records(root):
@@ -92,9 +92,9 @@ def test_damaged_or_missing_files_are_named(root):
     with pytest.raises(FileNotFoundError, match=r"test_batch\.bin is missing"):
         data.load("cifar10", root=root)
     records(3, 1, 200).tofile(file)
-    with pytest.raises(ValueError, match="has 10 classes"):
+    with pytest.raises(ValueError, match="10 classes"):
         data.load("cifar10", root=root)
-    with pytest.raises(FileNotFoundError, match=r"medbn data fetch cifar10-c, or medbn data make cifar10-c"):
+    with pytest.raises(FileNotFoundError, match=r"medbn data fetch cifar10-c, or medbn data generate cifar10-c"):
         data.load("cifar10-c", corruption="fog", root=root)
 
 
@@ -132,7 +132,7 @@ def test_fingerprints_follow_images_labels_and_order(root):
     others = [
         dataset.subset([0, 1]),
         dataset.subset([1, 0]),
-        dataset.shuffled(1),
+        dataset.shuffle(1),
         data.load("cifar10", "train", root=root),
         data.load("cifar10", corruption="fog", severity=1, root=root),
         data.load("cifar10", corruption="fog", severity=2, root=root),
@@ -143,9 +143,9 @@ def test_fingerprints_follow_images_labels_and_order(root):
     assert len(seen) == len(others) + 1
     images, labels = dataset.read(range(30)).clone(), dataset.labels.clone()
     labels[3] = (labels[3] + 1) % 10
-    changed = data.of_array("cifar10", "test", dataset.classes, images, labels)
+    changed = data.from_tensors("cifar10", "test", dataset.classes, images, labels)
     assert changed.fingerprint not in seen
-    same = data.of_array("other name", "test", dataset.classes, images, dataset.labels)
+    same = data.from_tensors("other name", "test", dataset.classes, images, dataset.labels)
     assert same.fingerprint == dataset.fingerprint
 
 
@@ -155,25 +155,25 @@ def test_subset_and_shuffle(root):
     assert torch.equal(part.read(range(3)), dataset.read([7, 3, 3]))
     assert torch.equal(part.read([2, 0]), dataset.read([3, 7]))
     assert part.labels.tolist() == dataset.labels[[7, 3, 3]].tolist()
-    mixed = dataset.shuffled(0)
+    mixed = dataset.shuffle(0)
     assert sorted(mixed.labels.tolist()) == sorted(dataset.labels.tolist())
-    assert torch.equal(mixed.read(range(30)), dataset.shuffled(0).read(range(30)))
+    assert torch.equal(mixed.read(range(30)), dataset.shuffle(0).read(range(30)))
     with pytest.raises(ValueError, match="from 0 to 29"):
         dataset.subset([30])
 
 
 def test_subsets_of_subsets_and_of_corrupted_images(root):
     dataset = data.load("cifar10", root=root)
-    nested = dataset.shuffled(0).subset(range(3, 9)).subset([4, 0])
-    order = dataset.shuffled(0).read(range(30))
+    nested = dataset.shuffle(0).subset(range(3, 9)).subset([4, 0])
+    order = dataset.shuffle(0).read(range(30))
     assert torch.equal(nested.read(range(2)), order[[7, 3]])
     assert torch.equal(next(nested.batches(2, dtype=torch.uint8))[0], order[[7, 3]])
     assert torch.equal(dataset.read(range(0, 10, 3)), dataset.read(range(10))[::3])
     for wrong in (torch.ones(30, dtype=torch.bool), [1.7], [[1]]):
-        with pytest.raises(ValueError, match="takes a list of numbers"):
+        with pytest.raises(ValueError, match="list of indices"):
             dataset.subset(wrong)
     assert dataset.subset([]).read([]).shape == (0, 3, 32, 32)
-    assert data.corrupted(dataset, "fog", 1).read([]).shape == (0, 3, 32, 32)
+    assert data.corrupt(dataset, "fog", 1).read([]).shape == (0, 3, 32, 32)
 
 
 def test_what_a_batch_holds_is_the_callers(root):
@@ -192,17 +192,17 @@ def test_a_folders_fingerprint_follows_contents_and_labels(tmp_path):
         (root / kind).mkdir(parents=True)
         Image.fromarray(np.full((8, 8, 3), ord(kind), dtype=np.uint8)).save(root / kind / "0.bmp")
     subset = ["a/0.bmp", "b/0.bmp"]
-    seen = {data.folder(root, subset=subset).fingerprint}
+    seen = {data.load_image_folder(root, subset=subset).fingerprint}
     Image.fromarray(np.zeros((8, 8, 3), dtype=np.uint8)).save(root / "a" / "0.bmp")  # the same size
-    seen.add(data.folder(root, subset=subset).fingerprint)
+    seen.add(data.load_image_folder(root, subset=subset).fingerprint)
     (root / "A0").mkdir()  # moves all labels by one
-    seen.add(data.folder(root, subset=subset).fingerprint)
+    seen.add(data.load_image_folder(root, subset=subset).fingerprint)
     assert len(seen) == 3
 
 
 def test_folders_below_class_folders_count(tmp_path):
     tree(tmp_path / "photos" / "cat", classes=("x", "y"), count=2)
-    assert len(data.folder(tmp_path / "photos")) == 4
+    assert len(data.load_image_folder(tmp_path / "photos")) == 4
 
 
 def test_corrupted_as_read_equals_corrupted_at_once(root):
@@ -217,7 +217,7 @@ def test_corrupted_as_read_equals_corrupted_at_once(root):
 
 def test_folders(tmp_path):
     root = tree(tmp_path / "photos")
-    dataset = data.folder(root, shuffle=None)
+    dataset = data.load_image_folder(root, shuffle=None)
     assert dataset.classes == ("ant", "bee", "cat")
     assert dataset.labels.tolist() == [0] * 4 + [1] * 4 + [2] * 4
     assert dataset.shape == (3, 20, 24)
@@ -226,8 +226,8 @@ def test_folders(tmp_path):
     mixed = data.load(str(root))
     assert sorted(mixed.labels.tolist()) == dataset.labels.tolist()
     assert mixed.labels.tolist() != dataset.labels.tolist()
-    assert mixed.fingerprint == data.folder(root).fingerprint != dataset.fingerprint
-    assert data.folder(root, size=14).read([0]).shape == (1, 3, 14, 14)
+    assert mixed.fingerprint == data.load_image_folder(root).fingerprint != dataset.fingerprint
+    assert data.load_image_folder(root, size=14).read([0]).shape == (1, 3, 14, 14)
 
 
 def test_folders_scale_and_cut_the_middle(tmp_path):
@@ -235,7 +235,7 @@ def test_folders_scale_and_cut_the_middle(tmp_path):
     picture[:, 32:96] = 200
     (tmp_path / "a").mkdir()
     Image.fromarray(picture).save(tmp_path / "a" / "0.png")
-    image = data.folder(tmp_path, size=28).read([0])[0]
+    image = data.load_image_folder(tmp_path, size=28).read([0])[0]
     assert image.shape == (3, 28, 28)
     assert image.unique().tolist() == [200]
 
@@ -245,22 +245,22 @@ def test_a_subset_of_a_folder_is_an_explicit_list(tmp_path):
     chosen = ["cat/2.png", "ant/0.png"]
     (tmp_path / "list.txt").write_text("\n".join(chosen) + "\n")
     for subset in (chosen, tmp_path / "list.txt"):
-        part = data.folder(root, subset=subset)
+        part = data.load_image_folder(root, subset=subset)
         assert part.labels.tolist() == [2, 0]
     with pytest.raises(FileNotFoundError, match=r"'cat/9\.png'"):
-        data.folder(root, subset=["cat/9.png"])
+        data.load_image_folder(root, subset=["cat/9.png"])
 
 
 def test_folders_that_are_none(tmp_path):
     with pytest.raises(FileNotFoundError, match="no folder"):
         data.load(str(tmp_path / "nothing"))
     with pytest.raises(ValueError, match="no class folders"):
-        data.folder(tmp_path)
+        data.load_image_folder(tmp_path)
     (tmp_path / "a").mkdir()
     with pytest.raises(ValueError, match="no images"):
-        data.folder(tmp_path)
+        data.load_image_folder(tmp_path)
     (tmp_path / "a" / "x.png").write_bytes(b"nonsense")
-    dataset = data.folder(tmp_path, size=8)
+    dataset = data.load_image_folder(tmp_path, size=8)
     with pytest.raises(ValueError, match=r"x\.png is not a readable image"):
         dataset.read([0])
 
@@ -301,4 +301,4 @@ def test_wrong_names(name, options, message):
 
 def test_of_array_checks_what_it_gets():
     with pytest.raises(ValueError, match="must be uint8"):
-        data.of_array("x", "test", ["a"], torch.zeros(2, 3, 8, 8), torch.zeros(2))
+        data.from_tensors("x", "test", ["a"], torch.zeros(2, 3, 8, 8), torch.zeros(2))

@@ -8,8 +8,7 @@ from typing import Any
 
 from .. import attacks, methods
 from .._errors import unknown_name
-from ..data import corruptions
-from ..data.dataset import digest
+from ..data import corruptions, digest
 
 ALGORITHM = 3
 """The version of the numbers: raise it when the same cell gives other numbers, so that stored ones are run again."""

@@ -66,7 +66,7 @@ def load_stream(name: str, corruption: str, severity: int, frost: str | None, se
     Every corruption is shuffled in an order of its own, so that the first few batches of each contain other images.
     """
     images = data.load(name, corruption=corruption, severity=severity, frost=frost, root=root)
-    return images.shuffled(zlib.crc32(f"{seed} {corruption}".encode())) if seed else images
+    return images.shuffle(zlib.crc32(f"{seed} {corruption}".encode())) if seed else images
 
 
 @lru_cache(maxsize=2)

@@ -44,8 +44,8 @@ def missing_requirements(setting: Setting, methods: Sequence[str], root: str | P
         if _is_folder(name):
             if not Path(name).is_dir():
                 lines.append(f"the folder {name}")
-        elif not data.get(name).present(root):
-            lines.append(f"{name} (get it: {data.get(name).hint()})")
+        elif not data.get(name).is_present(root):
+            lines.append(f"{name} (get it: {data.get(name).how_to_get()})")
     if "eata" in methods and setting.clean is None:
         lines.append(f"clean images for EATA on {setting.data} (give a folder with --clean, or leave eata out)")
     weights = weights_path(setting, root)

@@ -11,15 +11,13 @@ import torch
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from .. import models
+from .. import data, models
 from .recipe import Recipe
 
 OVERHEAD = {"mean": 1.5, "median": 4.0, "image_median": 4.0}
 """What normalisation and small launches add to a network's convolutions, roughly; others count like a median."""
 ALIKE = ("tebn", "tent", "eta", "eata", "sar")
 """Methods whose first batch is crafted once for all of them."""
-IMAGES = {"digits": 797, "cifar10-c": 10_000, "cifar100-c": 10_000, "imagenet-c": 50_000}
-SIZES = {"digits": (1, 16), "imagenet-c": (3, 224)}
 LONG_RUN = 60 * 86400.0
 """Seconds from which on nobody would wait for all of a recipe."""
 
@@ -76,8 +74,8 @@ def estimate_seconds(recipe: Recipe, per_second: float) -> float:
     total = 0.0
     seen: set[Any] = set()
     for cell in recipe.cells():
-        channels, size = SIZES.get(cell.setting.data, (3, 32))
-        whole = IMAGES.get(cell.setting.data, 10_000) // cell.setting.batch_size
+        images, (channels, size, _) = _dataset_size(cell.setting.data)
+        whole = images // cell.setting.batch_size
         batches = min(recipe.batches or whole, whole)
         crafted = batches - cell.warm_up if cell.attack else 0
         first = (cell.setting, cell.corruption, cell.estimator, cell.attack, cell.seed)
@@ -89,6 +87,12 @@ def estimate_seconds(recipe: Recipe, per_second: float) -> float:
         work = cell.setting.batch_size * passes * forward_operations(cell.setting.model, channels, size)
         total += work * OVERHEAD.get(cell.estimator, 4.0) / per_second
     return total
+
+
+def _dataset_size(name: str) -> tuple[int, tuple[int, int, int]]:
+    """Return the number and shape of a dataset's images; CIFAR's if they are not known before it is opened."""
+    info = data.get(name) if name in data.available() else None
+    return (info and info.images) or 10_000, (info and info.shape) or (3, 32, 32)
 
 
 def format_duration(length: float) -> str:

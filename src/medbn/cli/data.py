@@ -17,11 +17,11 @@ SUMMARY = "list, download, corrupt and describe datasets"
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add the actions of the command, each with its arguments."""
-    parser.epilog = "examples:\n  medbn data list\n  medbn data fetch cifar10\n  medbn data make cifar10-c"
+    parser.epilog = "examples:\n  medbn data list\n  medbn data fetch cifar10\n  medbn data generate cifar10-c"
     actions = parser.add_subparsers(title="actions", metavar="ACTION", required=True)
     _configure_list(actions.add_parser("list", help="list the datasets, and which of them are on this machine"))
-    _configure_fetch(actions.add_parser("fetch", help="download a dataset, verify it and unpack it"))
-    _configure_make(actions.add_parser("make", help="corrupt a dataset in the 15 ways of the benchmark"))
+    _configure_fetch(actions.add_parser("fetch", help="download a dataset, verify it and extract it"))
+    _configure_generate(actions.add_parser("generate", help="corrupt a dataset in the 15 ways of the benchmark"))
     _configure_info(actions.add_parser("info", help="show classes, size, number of images and fingerprint"))
 
 
@@ -32,14 +32,16 @@ def _configure_list(parser: argparse.ArgumentParser) -> None:
 
 def _configure_fetch(parser: argparse.ArgumentParser) -> None:
     complete(parser.add_argument("name", metavar="NAME", help="a dataset of `medbn data list`"), dataset_names)
-    parser.add_argument("--keep", action="store_true", help="keep the archives after unpacking")
+    parser.add_argument("--keep", action="store_true", help="keep the archives after extracting them")
     add_root(parser)
     parser.set_defaults(run=fetch)
 
 
-def _configure_make(parser: argparse.ArgumentParser) -> None:
+def _configure_generate(parser: argparse.ArgumentParser) -> None:
     parser.description = "Write 15 corruptions × 5 severities of a dataset as .npy files in the layout of CIFAR-10-C."
-    parser.epilog = "examples:\n  medbn data make cifar10-c\n  medbn data make photos-c --from photos --size 224"
+    parser.epilog = (
+        "examples:\n  medbn data generate cifar10-c\n  medbn data generate photos-c --from photos --size 224"
+    )
     name = parser.add_argument("name", metavar="NAME", help="cifar10-c, cifar100-c, digits-c, or a name for --from")
     complete(name, dataset_names)
     parser.add_argument("--from", dest="source", metavar="FOLDER", help="corrupt your own images: FOLDER/CLASS/IMAGE")
@@ -51,7 +53,7 @@ def _configure_make(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seed", type=natural_int, default=0, help="seed of the noise (default: 0)")
     parser.add_argument("--jobs", type=positive_int, help="processes (default: one per core)")
     add_root(parser)
-    parser.set_defaults(run=make)
+    parser.set_defaults(run=generate)
 
 
 def _configure_info(parser: argparse.ArgumentParser) -> None:
@@ -69,55 +71,55 @@ def list_datasets(options: argparse.Namespace) -> None:
     from .. import data
 
     rows = []
-    for source in data.SOURCES.values():
-        size = sum(archive.size or 0 for archive, _, _ in source.archives)
-        status = "here" if source.complete(options.root) else "in part" if source.present(options.root) else "-"
-        status = "ships" if source.folder is None else status
-        rows.append((source.name, status, f"{size / 1e9:.2f} GB" if size else "", source.about))
+    for info in map(data.get, data.available()):
+        size = sum(archive.size or 0 for archive in info.archives)
+        status = "here" if info.is_complete(options.root) else "in part" if info.is_present(options.root) else "-"
+        status = "ships" if info.folder is None else status
+        rows.append((info.name, status, f"{size / 1e9:.2f} GB" if size else "", info.about))
     print(format_table(("name", "", "download", "what it is"), rows, right=(2,)))
     print(f"\nroot: {data.find_root(options.root)}")
-    print("get one: medbn data fetch NAME · corrupt one: medbn data make NAME · describe one: medbn data info NAME")
+    print("get one: medbn data fetch NAME · corrupt one: medbn data generate NAME · describe one: medbn data info NAME")
 
 
 def fetch(options: argparse.Namespace) -> None:
-    """Download a dataset, verify it and unpack it."""
+    """Download a dataset, verify it and extract it."""
     from .. import data
 
-    source = data.get(options.name)
-    if source.folder is None:
-        print(f"{source.name} ships with medbn: nothing to fetch.")
+    info = data.get(options.name)
+    if info.folder is None:
+        print(f"{info.name} ships with medbn: nothing to fetch.")
         return
     with ExitStack() as bars:
 
         def progress(archive: Any) -> Any:
             return bars.enter_context(show_progress(archive.filename, unit="bytes")).update
 
-        path = data.obtain(options.name, options.root, keep=options.keep, progress=progress)
+        path = data.fetch(options.name, options.root, keep=options.keep, progress=progress)
     print(f"{options.name} is in {path}")
 
 
-def make(options: argparse.Namespace) -> None:
+def generate(options: argparse.Namespace) -> None:
     """Corrupt a dataset and write it as a new one."""
     from .. import data
 
     if options.source:
-        source = data.folder(options.source, size=options.size)
+        source = data.load_image_folder(options.source, size=options.size)
         default = data.find_root(options.root) / options.name
     else:
         if options.size:
             raise ValueError("--size goes with --from: the named datasets have a size.")
-        clean = {s.name: s.clean for s in data.SOURCES.values() if s.clean}
+        clean = {name: data.get(name).clean for name in data.available() if data.get(name).clean}
         if options.name not in clean:
             from .._errors import unknown_name
 
-            raise unknown_name("dataset to make (or give your own with --from FOLDER)", options.name, clean)
+            raise unknown_name("dataset to generate (or give your own with --from FOLDER)", options.name, clean)
         source = data.load(str(clean[options.name]), root=options.root)
         default = data.get(options.name).path(options.root)
     names = tuple(dict.fromkeys(options.corruptions or data.corruptions.NAMES))
     if "frost" in names and options.frost is None:
         _check_frost()
     with show_progress(options.name) as bar:
-        written = data.make(
+        result = data.generate(
             source,
             Path(options.out) if options.out else default,
             names=names,
@@ -128,8 +130,8 @@ def make(options: argparse.Namespace) -> None:
                 names.index(name) + done / total, len(names), f"{name} ({names.index(name) + 1} of {len(names)})"
             ),
         )
-    already = f"; {len(written.found)} existed already" if written.found else ""
-    print(f"{len(written.written)} corruptions × 5 severities of {len(source):,} images in {written.folder}{already}")
+    already = f"; {len(result.skipped)} existed already" if result.skipped else ""
+    print(f"{len(result.written)} corruptions × 5 severities of {len(source):,} images in {result.folder}{already}")
 
 
 def _check_frost() -> None:
@@ -151,7 +153,7 @@ def info(options: argparse.Namespace) -> None:
     """Print the classes, size, number of images and fingerprint of a dataset."""
     from .. import data
 
-    if options.corruption is None and options.name in data.SOURCES and data.get(options.name).corrupted:
+    if options.corruption is None and options.name in data.available() and data.get(options.name).corrupted:
         options.corruption = data.corruptions.NAMES[0]
     dataset = data.load(
         options.name, options.split, corruption=options.corruption, severity=options.severity, root=options.root

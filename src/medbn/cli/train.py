@@ -50,7 +50,7 @@ def run(options: argparse.Namespace) -> None:
         options.epochs, options.lr, options.batch_size, weight_decay=options.weight_decay, seed=options.seed
     )
     images = data.load(options.data, "train", root=options.root)
-    test = data.load(options.data, "test", root=options.root) if options.data in data.SOURCES else None
+    test = data.load(options.data, "test", root=options.root) if options.data in data.available() else None
     label = Path(options.data).name or "data"
     out = Path(options.out or f"{options.model.replace(':', '-')}-{label}.safetensors")
     if out.suffix != ".safetensors":

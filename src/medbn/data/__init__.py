@@ -6,29 +6,37 @@ from medbn import data
     noisy = data.corruptions.corrupt(images, "gaussian_noise", severity=3, seed=0)
 """
 
+from . import catalogue as _catalogue  # noqa: F401  registers the built-in datasets
 from . import corruptions
-from .catalogue import SOURCES, Source, available, corrupted, find_root, get, load, obtain
-from .cifar_c import arrays
-from .dataset import Dataset, of_array
-from .download import DownloadError
-from .generate import Made, make
-from .image_folder import folder
+from .cifar_c import load_cifar_c
+from .dataset import Dataset, digest, from_tensors
+from .disk_errors import DownloadError
+from .download import Archive
+from .fetch import fetch
+from .generate import GenerationResult, generate
+from .image_folder import load_image_folder, read_image
+from .load import corrupt, load
+from .registry import DatasetInfo, available, find_root, get, register, unregister
 
 __all__ = [
-    "SOURCES",
+    "Archive",
     "Dataset",
+    "DatasetInfo",
     "DownloadError",
-    "Made",
-    "Source",
-    "arrays",
+    "GenerationResult",
     "available",
-    "corrupted",
+    "corrupt",
     "corruptions",
+    "digest",
+    "fetch",
     "find_root",
-    "folder",
+    "from_tensors",
+    "generate",
     "get",
     "load",
-    "make",
-    "obtain",
-    "of_array",
+    "load_cifar_c",
+    "load_image_folder",
+    "read_image",
+    "register",
+    "unregister",
 ]

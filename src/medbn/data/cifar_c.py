@@ -1,4 +1,7 @@
-"""The layout of CIFAR-10-C: an ``.npy`` file per corruption, severity after severity, beside their labels."""
+"""Folders in the layout of CIFAR-10-C: one ``.npy`` file of images per corruption, and one of labels.
+
+A file holds the images of severity 1, then those of severity 2, and so on up to 5.
+"""
 
 from __future__ import annotations
 
@@ -11,78 +14,89 @@ import torch
 from torch import Tensor
 
 from . import corruptions
-from .dataset import Dataset, Indices, digest, positions
+from .dataset import Dataset, Indices, digest, index_tensor
 
 MANIFEST = "medbn.json"
-"""What ``medbn data make`` leaves beside the arrays."""
+"""The file that ``generate`` writes beside the arrays: what they were made from, and how."""
 
 
-def arrays(
+def load_cifar_c(
     path: str | Path, corruption: str, severity: int, *, name: str | None = None, classes: tuple[str, ...] | None = None
 ) -> Dataset:
-    """One corruption at one severity: a fifth of a file that is mapped, never loaded as a whole."""
+    """Open one corruption at one severity.
+
+    The file is memory-mapped: only the images that are used are read.
+
+    Args:
+        path: the folder.
+        corruption: the file's name without ``.npy``.
+        severity: 1 to 5.
+        name: what reports call the dataset; by default the folder's name.
+        classes: the names of the classes; by default those in the manifest, or numbers.
+    """
     folder = Path(path)
-    if severity not in corruptions.SEVERITIES:
-        raise ValueError(f"severity must be 1, 2, 3, 4 or 5, got {severity!r}.")
+    corruptions.check_severity(severity)
     if not (folder / f"{corruption}.npy").is_file():
         if corruption:
             corruptions.get(corruption)
-        there = ", ".join(known for known in corruptions.NAMES if (folder / f"{known}.npy").is_file()) or "none"
+        present = ", ".join(each for each in corruptions.available() if (folder / f"{each}.npy").is_file()) or "none"
         if not corruption:
-            raise ValueError(f"{folder} needs a corruption: {there}.")
-        raise FileNotFoundError(f"no {corruption}.npy in {folder}; it has {there}.")
-    images, labels = _mapped(folder / f"{corruption}.npy"), _mapped(folder / "labels.npy")
+            raise ValueError(f"{folder} needs a corruption: {present}.")
+        raise FileNotFoundError(f"no {corruption}.npy in {folder}; it has {present}.")
+    images, labels = _map_array(folder / f"{corruption}.npy"), _map_array(folder / "labels.npy")
     if images.ndim != 4 or images.shape[3] != 3 or images.dtype != np.uint8 or len(images) % 5 or not len(images):
         raise ValueError(
             f"{folder / corruption}.npy holds {images.dtype} of shape {images.shape}; expected bytes (5 · N, H, W, 3)."
         )
     if labels.shape != images.shape[:1] or labels.dtype.kind not in "ui":
         raise ValueError(
-            f"labels.npy of {folder} holds {labels.dtype} of shape {labels.shape}, not {len(images)} numbers."
+            f"labels.npy of {folder} holds {labels.dtype} of shape {labels.shape}; expected {len(images)} integers."
         )
     count = len(images) // 5
     part = slice((severity - 1) * count, severity * count)
-    images, numbers = images[part], torch.from_numpy(labels[part].astype(np.int64))
-    classes = classes or _classes(folder, int(labels.max()) + 1)
-    if not 0 <= int(numbers.min()) <= int(numbers.max()) < len(classes):
+    part_images, part_labels = images[part], torch.from_numpy(labels[part].astype(np.int64))
+    classes = classes or _class_names(folder, int(labels.max()) + 1)
+    if not 0 <= int(part_labels.min()) <= int(part_labels.max()) < len(classes):
         raise ValueError(f"labels.npy of {folder} has labels outside 0 to {len(classes) - 1}.")
 
-    def read(some: Indices) -> Tensor:
-        in_a_row = isinstance(some, range) and some.step == 1
-        chosen = images[some.start : some.stop] if in_a_row else images[positions(some).numpy()]  # type: ignore[union-attr]
+    def read(indices: Indices) -> Tensor:
+        if isinstance(indices, range) and indices.step == 1:  # a view, which is faster to read than a list of indices
+            chosen = part_images[indices.start : indices.stop]
+        else:
+            chosen = part_images[index_tensor(indices).numpy()]
         return torch.from_numpy(np.array(chosen)).permute(0, 3, 1, 2).contiguous()
 
     return Dataset(
         f"{name or folder.name}/{corruption}/{severity}",
         "test",
         classes,
-        numbers,
+        part_labels,
         (3, images.shape[1], images.shape[2]),
         read,
-        lambda: digest(images, numbers.numpy()),
+        lambda: digest(part_images, part_labels.numpy()),
     )
 
 
-def _classes(folder: Path, count: int) -> tuple[str, ...]:
-    noted = manifest(folder)
-    return tuple(noted["classes"]) if noted else tuple(str(number) for number in range(count))
-
-
-def manifest(folder: Path) -> dict[str, Any] | None:
-    """What ``medbn data make`` has noted about a folder; None if it did not make it."""
+def read_manifest(folder: Path) -> dict[str, Any] | None:
+    """Return what ``generate`` noted about a folder, or None if it did not write the folder."""
     file = folder / MANIFEST
     if not file.is_file():
         return None
     try:
-        noted = json.loads(file.read_text())
-        if isinstance(noted["classes"], list) and noted["made by"]:
-            return dict(noted)
+        manifest = json.loads(file.read_text())
+        if isinstance(manifest["classes"], list) and manifest["made by"]:
+            return dict(manifest)
     except (ValueError, KeyError, TypeError):
         pass
-    raise ValueError(f"{file} is damaged. Remove the folder and make it again.")
+    raise ValueError(f"{file} is damaged. Remove the folder and generate it again.")
 
 
-def _mapped(file: Path) -> np.ndarray:
+def _class_names(folder: Path, count: int) -> tuple[str, ...]:
+    manifest = read_manifest(folder)
+    return tuple(manifest["classes"]) if manifest else tuple(str(number) for number in range(count))
+
+
+def _map_array(file: Path) -> np.ndarray:
     if not file.is_file():
         raise FileNotFoundError(f"{file} is missing.")
     try:

@@ -1,4 +1,4 @@
-"""The one type that all data has: named images in a fixed order."""
+"""The type of every dataset: labelled images of one size in a fixed order."""
 
 from __future__ import annotations
 
@@ -32,28 +32,29 @@ class Dataset:
     split: str
     classes: tuple[str, ...]
     labels: Tensor
-    """The class of every image, int64."""
+    """The class index of every image, int64."""
     shape: tuple[int, int, int]
-    """Channels, height, width."""
+    """Channels, height and width of an image."""
     read: Callable[[Indices], Tensor] = field(repr=False)
-    """The images with these numbers, uint8 (N, C, H, W)."""
-    identify: Callable[[], str] = field(repr=False)
-    mirrors: bool = True
-    """Whether a mirrored image keeps its class, as photographs do and digits do not."""
+    """Return the images with these indices, uint8 (N, C, H, W)."""
+    compute_fingerprint: Callable[[], str] = field(repr=False)
+    """Hash everything that results depend on; ``fingerprint`` calls it once."""
+    horizontal_flip: bool = True
+    """Whether a horizontally flipped image keeps its class: true of photographs, not of digits."""
 
     def __len__(self) -> int:
         return len(self.labels)
 
     @property
     def size(self) -> tuple[int, int]:
-        """Height and width."""
+        """Height and width of an image."""
         return self.shape[1:]
 
     @cached_property
     def fingerprint(self) -> str:
-        """What the numbers of an experiment depend on: other images, labels or order give another one."""
+        """A hash of images, labels and order, by which results on other data are told apart."""
         # cached_property writes to the instance's dictionary, which a frozen dataclass still has.
-        return self.identify()
+        return self.compute_fingerprint()
 
     def batches(
         self,
@@ -65,62 +66,69 @@ class Dataset:
         limit: int | None = None,
         drop_last: bool = False,
     ) -> Iterator[tuple[Tensor, Tensor]]:
-        """Images and labels in order, the caller's to keep; the next batch is read while the caller works on this one.
+        """Iterate over batches of images and labels in order.
 
-        ``dtype`` torch.uint8 gives bytes, a floating one values in [0, 1]. ``first`` is the number of the batch to
-        start with, ``limit`` the most batches to give, ``drop_last`` leaves an incomplete last one out.
+        A thread reads the next batch while the caller works on this one. Each batch is a copy, free to be modified.
+
+        Args:
+            size: images per batch.
+            dtype: torch.uint8 for bytes, or a floating dtype for values in [0, 1].
+            device: where the batches are moved to; None leaves them on the CPU.
+            first: the index of the batch to start with.
+            limit: the largest number of batches; None for all.
+            drop_last: leave out the last batch if it is smaller than ``size``.
         """
         if size < 1:
             raise ValueError(f"a batch has at least one image, got size={size}.")
         if first < 0 or (limit is not None and limit < 0):
             raise ValueError(f"first and limit must not be negative, got first={first}, limit={limit}.")
         if dtype != torch.uint8 and not dtype.is_floating_point:
-            raise ValueError(f"dtype must be torch.uint8 or a floating one, got {dtype}.")
+            raise ValueError(f"dtype must be torch.uint8 or floating, got {dtype}.")
         count = len(self) // size if drop_last else -(-len(self) // size)
         last = count if limit is None else min(count, first + limit)
-        numbers = [range(size * k, min(size * (k + 1), len(self))) for k in range(first, last)]
-        return self._stream(numbers, dtype, device)
+        ranges = [range(size * k, min(size * (k + 1), len(self))) for k in range(first, last)]
+        return self._read_ahead(ranges, dtype, device)
 
-    def _stream(
-        self, numbers: Sequence[range], dtype: torch.dtype, device: torch.device | str | None
+    def _read_ahead(
+        self, ranges: Sequence[range], dtype: torch.dtype, device: torch.device | str | None
     ) -> Iterator[tuple[Tensor, Tensor]]:
         with ThreadPoolExecutor(1, thread_name_prefix="medbn-data") as reader:
-            ahead = reader.submit(self.read, numbers[0]) if numbers else None
-            for position, chosen in enumerate(numbers):
-                assert ahead is not None
-                images = ahead.result()
-                ahead = reader.submit(self.read, numbers[position + 1]) if position + 1 < len(numbers) else None
+            pending = reader.submit(self.read, ranges[0]) if ranges else None
+            for position, indices in enumerate(ranges):
+                assert pending is not None
+                images = pending.result()
+                pending = reader.submit(self.read, ranges[position + 1]) if position + 1 < len(ranges) else None
                 images = images.to(device)
-                labels = self.labels[chosen.start : chosen.stop].clone().to(device)
+                labels = self.labels[indices.start : indices.stop].clone().to(device)
                 yield (images if dtype == torch.uint8 else images.to(dtype) / 255), labels
 
-    def subset(self, numbers: Sequence[int] | Tensor) -> Dataset:
-        """Only these images, in this order."""
-        chosen = torch.as_tensor(numbers)
-        whole = not len(chosen) or not (chosen.is_floating_point() or chosen.dtype == torch.bool)
-        if chosen.dim() != 1 or not whole or (len(chosen) and not 0 <= chosen.min() <= chosen.max() < len(self)):
-            raise ValueError(f"a subset of {self.name!r} takes a list of numbers from 0 to {len(self) - 1}.")
+    def subset(self, indices: Sequence[int] | Tensor) -> Dataset:
+        """Return a dataset of the images with these indices, in the order of the indices."""
+        chosen = torch.as_tensor(indices)
+        integral = not len(chosen) or not (chosen.is_floating_point() or chosen.dtype == torch.bool)
+        if chosen.dim() != 1 or not integral or (len(chosen) and not 0 <= chosen.min() <= chosen.max() < len(self)):
+            raise ValueError(f"a subset of {self.name!r} takes a list of indices from 0 to {len(self) - 1}.")
         chosen = chosen.long()
-        read, identify = self.read, self.identify
+        read, compute_fingerprint = self.read, self.compute_fingerprint
         return replace(
             self,
             labels=self.labels[chosen],
-            read=lambda some: read(chosen[positions(some)].tolist()),
-            identify=lambda: digest(identify(), chosen.numpy()),
+            read=lambda positions: read(chosen[index_tensor(positions)].tolist()),
+            compute_fingerprint=lambda: digest(compute_fingerprint(), chosen.numpy()),
         )
 
-    def shuffled(self, seed: int = 0) -> Dataset:
-        """The same images in an order of chance that the seed fixes."""
+    def shuffle(self, seed: int = 0) -> Dataset:
+        """Return a dataset of the same images in a random order, which the seed determines."""
         return self.subset(np.random.default_rng(seed).permutation(len(self)).tolist())
 
 
-def positions(some: Indices) -> Tensor:
-    """Numbers of images as a tensor to index with."""
-    return torch.as_tensor(list(some), dtype=torch.int64)
+def index_tensor(indices: Indices) -> Tensor:
+    """Return indices as an int64 tensor."""
+    return torch.as_tensor(list(indices), dtype=torch.int64)
 
 
 def digest(*parts: str | bytes | np.ndarray) -> str:
-    """A short hash of texts and arrays."""
+    """Return a hash of texts and arrays, 32 hexadecimal digits."""
     total = hashlib.blake2b(digest_size=16)
     for part in parts:
         data: bytes | memoryview
@@ -134,10 +142,19 @@ def digest(*parts: str | bytes | np.ndarray) -> str:
     return total.hexdigest()
 
 
-def of_array(
-    name: str, split: str, classes: Sequence[str], images: Tensor, labels: Tensor, mirrors: bool = True
+def from_tensors(
+    name: str, split: str, classes: Sequence[str], images: Tensor, labels: Tensor, horizontal_flip: bool = True
 ) -> Dataset:
-    """A dataset of images that are in memory, uint8 (N, C, H, W)."""
+    """Return a dataset of images that are in memory.
+
+    Args:
+        name: what reports call the dataset.
+        split: "train" or "test".
+        classes: the name of each class.
+        images: uint8 (N, C, H, W).
+        labels: N class indices.
+        horizontal_flip: see ``Dataset.horizontal_flip``.
+    """
     if images.dtype != torch.uint8 or images.dim() != 4 or len(images) != len(labels):
         raise ValueError(
             f"images must be uint8 (N, C, H, W) with N labels, got {images.dtype} of shape {tuple(images.shape)} and"
@@ -151,7 +168,7 @@ def of_array(
         tuple(classes),
         labels,
         (channels, height, width),
-        lambda some: images[positions(some)],
+        lambda indices: images[index_tensor(indices)],
         lambda: digest(images.numpy(), labels.numpy()),
-        mirrors,
+        horizontal_flip,
     )

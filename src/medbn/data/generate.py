@@ -1,9 +1,8 @@
-"""Write corrupted copies of a dataset in the layouts that every tool reads."""
+"""Write corrupted copies of a dataset in the layout of CIFAR-10-C, which other tools read too."""
 
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
@@ -15,28 +14,28 @@ from typing import Any
 import numpy as np
 import torch
 
+from .._files import replace_atomically
 from . import corruptions
-from .cifar_c import MANIFEST
-from .cifar_c import manifest as noted
+from .cifar_c import MANIFEST, read_manifest
 from .dataset import Dataset
 
-_IMAGES_AT_ONCE = 500
+_IMAGES_PER_TASK = 500
 
 Report = Callable[[str, int, int], object]
-"""Called with what is being made, images done, and images in all."""
+"""Called with the corruption's name, the images written so far, and all images of that corruption."""
 
 
 @dataclass(frozen=True)
-class Made:
-    """What was made, and where."""
+class GenerationResult:
+    """What one call of ``generate`` wrote."""
 
     folder: Path
     written: tuple[str, ...]
-    found: tuple[str, ...]
-    """Corruptions that an earlier call had finished."""
+    skipped: tuple[str, ...]
+    """Corruptions that an earlier call had completed."""
 
 
-def make(
+def generate(
     dataset: Dataset,
     folder: str | Path,
     *,
@@ -45,45 +44,49 @@ def make(
     frost: str | Path | None = None,
     jobs: int = 1,
     report: Report | None = None,
-) -> Made:
-    """Write every corruption at all five severities as ``folder/NAME.npy``, beside ``labels.npy``: CIFAR-C's layout.
+) -> GenerationResult:
+    """Write corruptions of a dataset at all five severities, one file ``folder/NAME.npy`` each, and ``labels.npy``.
 
-    A file holds (5 · N, H, W, 3) bytes, severity by severity; images of one channel are written as grey. Each file
-    appears when it is complete, so a call that was stopped is continued by repeating it. A folder that another seed,
-    dataset or tool has filled is refused. ``jobs`` processes share the work; a script that
-    asks for several must be importable (``if __name__ == "__main__":``).
+    A file holds (5 · N, H, W, 3) bytes, severity by severity; images of one channel are written as grey. A file appears
+    when it is complete, so a call that was stopped is continued by repeating it. A folder that was generated with
+    another seed or dataset, or that holds other files, is refused.
+
+    Args:
+        dataset: the clean images.
+        folder: where to write; created if necessary.
+        names: which corruptions.
+        seed: of the noise.
+        frost: photographs of frost, see ``corruptions.corrupt``.
+        jobs: how many processes share the work. A script that asks for several needs
+            ``if __name__ == "__main__":``, because each process imports it.
+        report: called as the work proceeds.
     """
     folder, names = Path(folder), tuple(dict.fromkeys(names))
     for name in names:
         corruptions.check(name, 5, frost)
     if jobs < 1:
         raise ValueError(f"jobs must be at least 1, got {jobs}.")
-    if len(dataset):  # what is wrong with the images or the seed shows before the folder is ours
+    if len(dataset):  # images or a seed that cannot be used raise an error before the folder is created
         corruptions.corrupt(dataset.read(range(1)), "contrast", 1, seed=seed)
-    _claim(folder, _manifest(dataset, seed, frost))
-    small = np.uint8 if len(dataset.classes) <= 256 else np.int64
-    _save(folder / "labels.npy", np.tile(dataset.labels.numpy().astype(small), 5))
-    found = tuple(name for name in names if (folder / f"{name}.npy").is_file())
-    written = tuple(name for name in names if name not in found)
-    count, (_, height, width) = len(dataset), dataset.shape
+    _write_manifest(folder, _describe(dataset, seed, frost))
+    label_type = np.uint8 if len(dataset.classes) <= 256 else np.int64
+    with replace_atomically(folder / "labels.npy") as partial, partial.open("wb") as file:
+        np.save(file, np.tile(dataset.labels.numpy().astype(label_type), 5))
+    skipped = tuple(name for name in names if (folder / f"{name}.npy").is_file())
+    written = tuple(name for name in names if name not in skipped)
+    _, height, width = dataset.shape
+    shape = (5 * len(dataset), height, width, 3)
     with _workers(jobs) as submit:
         for name in written:
-            final, partial = folder / f"{name}.npy", folder / f".{name}.npy.part"
-            shape = (5 * count, height, width, 3)
             done = 0
-            try:
-                with partial.open("wb") as file:
-                    header = {"descr": "|u1", "fortran_order": False, "shape": shape}
-                    np.lib.format.write_array_header_1_0(file, header)
-                    for images in submit(_tasks(dataset, name, seed, frost)):
-                        file.write(images)
-                        done += len(images)
-                        if report:
-                            report(name, done, shape[0])
-                os.replace(partial, final)
-            finally:
-                partial.unlink(missing_ok=True)
-    return Made(folder, written, found)
+            with replace_atomically(folder / f"{name}.npy") as partial, partial.open("wb") as file:
+                np.lib.format.write_array_header_1_0(file, {"descr": "|u1", "fortran_order": False, "shape": shape})
+                for images in submit(_tasks(dataset, name, seed, frost)):
+                    file.write(images)
+                    done += len(images)
+                    if report:
+                        report(name, done, shape[0])
+    return GenerationResult(folder, written, skipped)
 
 
 Task = tuple[torch.Tensor, str, int, int, int, str | Path | None]
@@ -91,8 +94,8 @@ Task = tuple[torch.Tensor, str, int, int, int, str | Path | None]
 
 def _tasks(dataset: Dataset, name: str, seed: int, frost: str | Path | None) -> Iterator[Task]:
     for severity in corruptions.SEVERITIES:
-        for first in range(0, len(dataset), _IMAGES_AT_ONCE):
-            images = dataset.read(range(first, min(first + _IMAGES_AT_ONCE, len(dataset))))
+        for first in range(0, len(dataset), _IMAGES_PER_TASK):
+            images = dataset.read(range(first, min(first + _IMAGES_PER_TASK, len(dataset))))
             yield images, name, severity, seed, first, frost
 
 
@@ -102,66 +105,62 @@ def _run(task: Task) -> Any:
     return result.permute(0, 2, 3, 1).expand(-1, -1, -1, 3).contiguous().numpy()
 
 
-def _alone() -> None:
+def _use_one_thread() -> None:
     torch.set_num_threads(1)
 
 
 @contextmanager
 def _workers(jobs: int) -> Iterator[Callable[[Iterator[Task]], Iterator[Any]]]:
+    """Yield a function that runs tasks in that many processes and returns their results in order."""
     if jobs == 1:
         yield lambda tasks: map(_run, tasks)
         return
     # Spawned, not forked: torch's threads do not survive a fork.
-    with ProcessPoolExecutor(jobs, mp_context=get_context("spawn"), initializer=_alone) as pool:
-        yield lambda tasks: _ahead(pool, tasks, 2 * jobs)
+    with ProcessPoolExecutor(jobs, mp_context=get_context("spawn"), initializer=_use_one_thread) as pool:
+        yield lambda tasks: _map_ahead(pool, tasks, 2 * jobs)
 
 
-def _ahead(pool: ProcessPoolExecutor, tasks: Iterator[Task], depth: int) -> Iterator[Any]:
-    """Results in order, with a few tasks under way and never all of them in memory."""
-    waiting = []
+def _map_ahead(pool: ProcessPoolExecutor, tasks: Iterator[Task], depth: int) -> Iterator[Any]:
+    """Yield results in order with at most ``depth`` tasks in progress: not all of them fit into memory."""
+    pending = []
     for task in tasks:
-        waiting.append(pool.submit(_run, task))
-        if len(waiting) > depth:
-            yield waiting.pop(0).result()
-    for future in waiting:
+        pending.append(pool.submit(_run, task))
+        if len(pending) > depth:
+            yield pending.pop(0).result()
+    for future in pending:
         yield future.result()
 
 
-def _manifest(dataset: Dataset, seed: int, frost: str | Path | None) -> dict[str, Any]:
+def _describe(dataset: Dataset, seed: int, frost: str | Path | None) -> dict[str, Any]:
+    """Return the manifest: everything that the images depend on."""
     try:
-        texture = corruptions.frost_fingerprint(frost)
+        photographs = corruptions.frost_fingerprint(frost)
     except FileNotFoundError:
-        texture = "none"  # nobody has asked for it
+        photographs = "none"  # an error only where frost is asked for, which has been checked
     return {
-        "made by": "medbn data make",
+        "made by": "medbn data generate",
         "dataset": dataset.name,
         "fingerprint": dataset.fingerprint,
         "classes": list(dataset.classes),
         "images": len(dataset),
         "seed": seed,
-        "frost": texture,
+        "frost": photographs,
         "version": corruptions.VERSION,
     }
 
 
-def _claim(folder: Path, manifest: dict[str, Any]) -> None:
-    """Make sure that the folder is ours to write to: new, or made by the same command."""
+def _write_manifest(folder: Path, manifest: dict[str, Any]) -> None:
+    """Write the manifest into a new folder; raise an error for a folder with another manifest or other files."""
     folder.mkdir(parents=True, exist_ok=True)
-    file = folder / MANIFEST
-    there = noted(folder)
-    if there is not None:
-        if there != manifest:
-            other = [key for key in manifest if there.get(key) != manifest[key]]
+    existing = read_manifest(folder)
+    if existing is not None:
+        different = [key for key in manifest if key != "made by" and existing.get(key) != manifest[key]]
+        if different:
             raise FileExistsError(
-                f"{folder} was made with another {', '.join(other)}. Give another folder, or remove this one."
+                f"{folder} was generated with another {', '.join(different)}. Give another folder, or remove this one."
             )
     elif any(folder.iterdir()):
-        raise FileExistsError(f"{folder} has files that are not ours. Give another folder, or remove this one.")
-    file.write_text(json.dumps(manifest, indent=2) + "\n")
-
-
-def _save(file: Path, array: Any) -> None:
-    partial = file.with_name(f".{file.name}.part")
-    with partial.open("wb") as out:
-        np.save(out, array)
-    os.replace(partial, file)
+        raise FileExistsError(
+            f"{folder} holds files that medbn did not generate. Give another folder, or remove this one."
+        )
+    (folder / MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n")

@@ -1,4 +1,4 @@
-"""Trees of image files: one folder per class, as ImageNet-C and most people's own data are kept."""
+"""Folders of image files, one folder per class, as ImageNet-C and most people's own images are stored."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .dataset import Dataset, Indices, digest
 SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".ppm", ".tif", ".tiff")
 
 
-def folder(
+def load_image_folder(
     path: str | Path,
     *,
     size: int | tuple[int, int] | None = None,
@@ -27,12 +27,20 @@ def folder(
     split: str = "test",
     workers: int | None = None,
 ) -> Dataset:
-    """A folder of class folders of images, all of them, decoded while they are needed.
+    """Open a folder of class folders; images are decoded when they are read.
 
-    Classes are the folders in alphabetical order. Images that are not of ``size`` are scaled so that their shorter side
-    is 8/7 of it and cut in the middle (256 → 224, as for ImageNet); by default ``size`` is that of the first image. The
-    order is a fixed shuffle, since a stream sorted by class is none that anybody serves; ``shuffle=None`` sorts.
-    A ``subset`` is an explicit list of paths below the folder, or a text file with one per line, in that order.
+    Classes are the folders in alphabetical order.
+
+    Args:
+        path: the folder; images lie at any depth below a class folder.
+        size: pixels, one number or (height, width). Images of another size are scaled until their shorter side is 8/7
+            of it, then cropped at the centre (256 → 224, as for ImageNet). By default the size of the first image.
+        subset: paths below ``path``, or a text file with one path per line: only these, in this order.
+        shuffle: the seed of a fixed random order, since a stream sorted by class is unlike any that is served; None
+            sorts by class and name.
+        name: what reports call the dataset; by default the folder's name.
+        split: what the dataset's ``split`` says.
+        workers: threads that decode images; by default one per core, at most 8.
     """
     root = Path(path)
     if not root.is_dir():
@@ -42,59 +50,45 @@ def folder(
     )
     if not classes:
         raise ValueError(f"{root} has no class folders: expected {root.name}/CLASS/IMAGE.")
-    if subset is None:
-        files = [
-            f"{kind}/{file}"
-            for kind in classes
-            for file in sorted(_below(root / kind))
-            if file.lower().endswith(SUFFIXES)
-        ]
-        if shuffle is not None:
-            files = [files[i] for i in np.random.default_rng(shuffle).permutation(len(files))]
-    else:
-        lines = Path(subset).read_text().splitlines() if isinstance(subset, str | Path) else subset
-        files = [line.strip() for line in lines if line.strip()]
-        missing = [file for file in files if file.split("/")[0] not in classes or not (root / file).is_file()]
-        if missing:
-            raise FileNotFoundError(
-                f"{len(missing)} files of the subset are not in {root}, the first being {missing[0]!r}."
-            )
+    files = _list_images(root, classes, shuffle) if subset is None else _list_subset(root, classes, subset)
     if not files:
         raise ValueError(f"no images in {root}: expected files that end in {', '.join(SUFFIXES)}.")
-    height, width = (size, size) if isinstance(size, int) else size or _size_of(root / files[0])
+    height, width = (size, size) if isinstance(size, int) else size or _image_size(root / files[0])
     if min(height, width) < 1:
         raise ValueError(f"size must be at least 1, got {size}.")
-    numbers = {kind: number for number, kind in enumerate(classes)}
-    labels = torch.tensor([numbers[file.split("/")[0]] for file in files])
+    class_index = {kind: index for index, kind in enumerate(classes)}
+    labels = torch.tensor([class_index[file.split("/")[0]] for file in files])
     workers = workers or min(8, os.cpu_count() or 1)
 
-    def read(some: Indices) -> Tensor:
+    def read(indices: Indices) -> Tensor:
         with ThreadPoolExecutor(workers, thread_name_prefix="medbn-decode") as pool:
-            pictures = list(pool.map(lambda i: decoded(root / files[i], height, width), some))
-        if not pictures:
+            images = list(pool.map(lambda i: read_image(root / files[i], height, width), indices))
+        if not images:
             return torch.empty(0, 3, height, width, dtype=torch.uint8)
-        return torch.from_numpy(np.stack(pictures)).permute(0, 3, 1, 2).contiguous()
+        return torch.from_numpy(np.stack(images)).permute(0, 3, 1, 2).contiguous()
 
-    def identify() -> str:
+    def compute_fingerprint() -> str:
         with ThreadPoolExecutor(workers, thread_name_prefix="medbn-decode") as pool:
             contents = list(pool.map(lambda file: digest((root / file).read_bytes()), files))
         return digest(f"{height}x{width}", "\n".join(contents), labels.numpy(), "\n".join(classes))
 
-    return Dataset(name or root.name, split, classes, labels, (3, height, width), read, identify)
+    return Dataset(name or root.name, split, classes, labels, (3, height, width), read, compute_fingerprint)
 
 
-def imagenet_c(path: Path, corruption: str, severity: int, subset: Sequence[str] | str | Path | None = None) -> Dataset:
-    """One corruption at one severity of ImageNet-C, all 50,000 images unless a subset is listed."""
+def load_imagenet_c(
+    path: Path, corruption: str, severity: int, subset: Sequence[str] | str | Path | None = None
+) -> Dataset:
+    """Open one corruption at one severity of ImageNet-C: all 50,000 images, or a listed subset."""
     corruptions.get(corruption)
-    for place in (path, *(path / group for group in ("noise", "blur", "weather", "digital"))):
-        found = place / corruption / str(severity)
-        if found.is_dir():
-            return folder(found, size=224, subset=subset, name=f"imagenet-c/{corruption}/{severity}")
+    for parent in (path, *(path / group for group in corruptions.GROUPS)):
+        folder = parent / corruption / str(severity)
+        if folder.is_dir():
+            return load_image_folder(folder, size=224, subset=subset, name=f"imagenet-c/{corruption}/{severity}")
     raise FileNotFoundError(f"no {corruption}/{severity} in {path}.")
 
 
-def decoded(file: Path, height: int, width: int) -> np.ndarray:
-    """One image as (H, W, 3) bytes."""
+def read_image(file: str | Path, height: int, width: int) -> np.ndarray:
+    """Return an image file as (height, width, 3) bytes, scaled and cropped as ``load_image_folder`` describes."""
     from PIL import Image, UnidentifiedImageError
 
     try:
@@ -104,19 +98,43 @@ def decoded(file: Path, height: int, width: int) -> np.ndarray:
         raise ValueError(f"{file} is not a readable image: {error}") from None
     if image.size != (width, height):
         scale = 8 / 7 * max(height / image.height, width / image.width)
-        wide, tall = max(width, round(image.width * scale)), max(height, round(image.height * scale))
-        image = image.resize((wide, tall), Image.Resampling.BILINEAR)
-        left, top = (wide - width) // 2, (tall - height) // 2
+        scaled_width, scaled_height = max(width, round(image.width * scale)), max(height, round(image.height * scale))
+        image = image.resize((scaled_width, scaled_height), Image.Resampling.BILINEAR)
+        left, top = (scaled_width - width) // 2, (scaled_height - height) // 2
         image = image.crop((left, top, left + width, top + height))
     return np.asarray(image)
 
 
-def _below(folder: Path) -> list[str]:
-    """All files below a folder, as paths with slashes."""
+def _list_images(root: Path, classes: Sequence[str], shuffle: int | None) -> list[str]:
+    """Return the paths of all images below ``root``, with slashes, in a fixed order."""
+    files = [
+        f"{kind}/{file}"
+        for kind in classes
+        for file in sorted(_list_files(root / kind))
+        if file.lower().endswith(SUFFIXES)
+    ]
+    if shuffle is not None:
+        files = [files[i] for i in np.random.default_rng(shuffle).permutation(len(files))]
+    return files
+
+
+def _list_subset(root: Path, classes: Sequence[str], subset: Sequence[str] | str | Path) -> list[str]:
+    """Return the paths of a subset, all of which must exist."""
+    lines = Path(subset).read_text().splitlines() if isinstance(subset, str | Path) else subset
+    files = [line.strip() for line in lines if line.strip()]
+    missing = [file for file in files if file.split("/")[0] not in classes or not (root / file).is_file()]
+    if missing:
+        raise FileNotFoundError(f"{len(missing)} files of the subset are not in {root}; the first is {missing[0]!r}.")
+    return files
+
+
+def _list_files(folder: Path) -> list[str]:
+    """Return the paths of all files below a folder, with slashes."""
     return [file.relative_to(folder).as_posix() for file in folder.rglob("*") if file.is_file()]
 
 
-def _size_of(file: Path) -> tuple[int, int]:
+def _image_size(file: Path) -> tuple[int, int]:
+    """Return the height and width of an image file."""
     from PIL import Image, UnidentifiedImageError
 
     try:

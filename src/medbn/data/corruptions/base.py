@@ -1,4 +1,4 @@
-"""What a corruption is: a function, its published constants at two image sizes, and its own random stream per image."""
+"""What a corruption is: a function, its published constants at two image sizes, and a random stream for each image."""
 
 from __future__ import annotations
 
@@ -14,38 +14,41 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from ..._registry import Registry
+
 Floats = npt.NDArray[Any]
 Level = tuple[float, ...]
 """The constants of one severity."""
 
 
 @dataclass(frozen=True, eq=False)
-class Draw:
-    """Random numbers for one batch, each image from a stream of its own.
+class ImageRandom:
+    """The random numbers for one batch: a generator of its own for each image.
 
-    An image's stream is seeded by the seed, the corruption, the severity and the image's number in its dataset. So the
-    result for an image does not depend on the batch it comes in, nor (but for a last bit) on the device.
+    A generator is seeded with the seed, the corruption, the severity and the image's index in its dataset. So an
+    image's result does not depend on the batch it is in, nor (except in a last bit) on the device.
     """
 
-    streams: Sequence[np.random.Generator]
+    generators: Sequence[np.random.Generator]
     device: torch.device
     frost: str | Path | None = None
+    """Photographs of frost, see ``corrupt``."""
 
     @classmethod
-    def of(
-        cls, name: str, severity: int, seed: int, numbers: range, device: torch.device, frost: str | Path | None
-    ) -> Draw:
-        """The streams of the images with these numbers."""
+    def seeded(
+        cls, name: str, severity: int, seed: int, indices: range, device: torch.device, frost: str | Path | None
+    ) -> ImageRandom:
+        """Return the generators of the images with these indices."""
         key = zlib.crc32(name.encode())
-        return cls([np.random.default_rng([seed, key, severity, number]) for number in numbers], device, frost)
+        return cls([np.random.default_rng([seed, key, severity, index]) for index in indices], device, frost)
 
-    def each(self, make: Callable[[np.random.Generator], Floats | float]) -> Tensor:
-        """``make`` called with every image's stream, stacked, as float32."""
-        values = np.stack([np.asarray(make(stream), dtype=np.float32) for stream in self.streams])
+    def draw(self, function: Callable[[np.random.Generator], Floats | float]) -> Tensor:
+        """Call a function with each image's generator, and return the results stacked, as float32."""
+        values = np.stack([np.asarray(function(generator), dtype=np.float32) for generator in self.generators])
         return torch.from_numpy(values).to(self.device)
 
 
-Corrupt = Callable[[Tensor, Level, Draw], Tensor]
+Apply = Callable[[Tensor, Level, ImageRandom], Tensor]
 
 
 @dataclass(frozen=True)
@@ -54,48 +57,61 @@ class Corruption:
 
     name: str
     group: str
-    apply: Corrupt
+    """One of the benchmark's groups: noise, blur, weather, digital; or another."""
+    apply: Apply
     small: Sequence[Level] = field(repr=False)
-    """Published constants for 32 px (CIFAR-10-C), severities 1 to 5."""
+    """Constants for 32 px (CIFAR-10-C), severities 1 to 5."""
     large: Sequence[Level] = field(repr=False)
-    """Published constants for 224 px (ImageNet-C)."""
+    """Constants for 224 px (ImageNet-C)."""
 
     def level(self, severity: int, size: int) -> Level:
-        """The constants for images whose shorter side is ``size``.
+        """Return the constants for images whose shorter side is ``size``.
 
         Exactly the published ones up to 32 px and from 224 px on; between, linear in the logarithm of the size.
         """
-        return interpolated(self.small[severity - 1], self.large[severity - 1], size)
+        return interpolate(self.small[severity - 1], self.large[severity - 1], size)
 
 
-REGISTRY: dict[str, Corruption] = {}
+REGISTRY = Registry[Corruption]("corruption")
 
 
-def corruption(group: str, small: Sequence[Any], large: Sequence[Any]) -> Callable[[Corrupt], Corrupt]:
-    """Register a function under its own name, with its constants at 32 and at 224 px."""
+def register(
+    name: str, *, group: str, small: Sequence[Any], large: Sequence[Any] | None = None, replace: bool = False
+) -> Callable[[Apply], Apply]:
+    """Make ``corrupt(images, name, severity)`` apply the decorated function.
 
-    def add(function: Corrupt) -> Corrupt:
-        name = function.__name__
-        REGISTRY[name] = Corruption(name, group, function, _levels(small), _levels(large))
+    Args:
+        name: the corruption's name.
+        group: the group that reports list it in.
+        small: its constants for images of 32 px: one number or tuple for each of the five severities.
+        large: those for 224 px; by default the same.
+        replace: take the place of an earlier corruption of that name.
+    """
+
+    def add(function: Apply) -> Apply:
+        constants = _levels(small), _levels(small if large is None else large)
+        if {len(levels) for levels in constants} != {5}:
+            raise ValueError(f"corruption {name!r} needs constants for five severities.")
+        REGISTRY.register(name, Corruption(name, group, function, *constants), replace=replace)
         return function
 
     return add
 
 
-def interpolated(small: Level, large: Level, size: int) -> Level:
-    """Constants between the two published sizes.
+def interpolate(small: Level, large: Level, size: int) -> Level:
+    """Return the constants for a size from those at 32 and at 224 px.
 
-    >>> interpolated((0.10,), (0.38,), 32), interpolated((0.10,), (0.38,), 224)
+    >>> interpolate((0.10,), (0.38,), 32), interpolate((0.10,), (0.38,), 224)
     ((0.1,), (0.38,))
     """
-    share = min(max(math.log(size / 32) / math.log(224 / 32), 0.0), 1.0)
-    if share in (0.0, 1.0):
-        return large if share else small
-    return tuple(a + share * (b - a) for a, b in zip(small, large, strict=True))
+    weight = min(max(math.log(size / 32) / math.log(224 / 32), 0.0), 1.0)
+    if weight in (0.0, 1.0):
+        return large if weight else small
+    return tuple(a + weight * (b - a) for a, b in zip(small, large, strict=True))
 
 
-def floored(x: Tensor) -> Tensor:
-    """Rounded down to whole numbers, as the benchmark does; a value that float32 has just below one counts as it."""
+def round_down(x: Tensor) -> Tensor:
+    """Round down to whole numbers, as the benchmark does; values that float32 has just below one are rounded up."""
     return (x + 2**-11).floor()
 
 

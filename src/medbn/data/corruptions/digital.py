@@ -1,4 +1,4 @@
-"""Digital: contrast, elastic transform, pixelate, JPEG; and brightness, which the benchmark counts as weather."""
+"""Digital corruptions: contrast, elastic transform, pixelate, JPEG compression."""
 
 from __future__ import annotations
 
@@ -11,87 +11,88 @@ import torch
 from torch import Tensor
 
 from . import filters
-from .base import Draw, Level, corruption
+from .base import ImageRandom, Level, register
 
 
-@corruption("digital", small=[0.75, 0.5, 0.4, 0.3, 0.15], large=[0.4, 0.3, 0.2, 0.1, 0.05])
-def contrast(x: Tensor, level: Level, draw: Draw) -> Tensor:
-    """Every channel pulled towards its mean over the image."""
-    (share,) = level
-    # Over one image at a time and in float64: the mean's bits must not depend on the batch.
+@register("contrast", group="digital", small=[0.75, 0.5, 0.4, 0.3, 0.15], large=[0.4, 0.3, 0.2, 0.1, 0.05])
+def contrast(x: Tensor, level: Level, random: ImageRandom) -> Tensor:
+    """Scale every channel's deviation from its mean over the image; the constant is the factor."""
+    (factor,) = level
+    # One image at a time and in float64, because the mean's bits must not depend on the batch.
     mean = torch.stack([image.double().mean(dim=(1, 2), keepdim=True) for image in x]).float()
-    return (x - mean) * share + mean
+    return (x - mean) * factor + mean
 
 
-def _of_size(constants: list[tuple[float, float, float]], factor: float) -> list[tuple[float, float, float]]:
+def _scale_all(constants: list[tuple[float, float, float]], factor: float) -> list[tuple[float, float, float]]:
     return [(a * factor, s * factor, m * factor) for a, s, m in constants]
 
 
-@corruption(
-    "digital",
+@register(
+    "elastic_transform",
+    group="digital",
     small=[(0, 0, 0.08), (0.05, 0.2, 0.07), (0.08, 0.06, 0.06), (0.1, 0.04, 0.05), (0.1, 0.03, 0.03)],
-    # The benchmark wrote 244 where its images have 224 pixels; the published images were made so.
-    large=_of_size(
+    # The benchmark's code says 244 where its images have 224 pixels; the published images were made with it.
+    large=_scale_all(
         [(2, 0.7, 0.1), (2, 0.08, 0.2), (0.05, 0.01, 0.02), (0.07, 0.01, 0.02), (0.12, 0.01, 0.02)], 244 / 224
     ),
 )
-def elastic_transform(x: Tensor, level: Level, draw: Draw) -> Tensor:
-    """Stretched rubber: a random affine map, then a smooth random displacement of every pixel.
+def elastic_transform(x: Tensor, level: Level, random: ImageRandom) -> Tensor:
+    """Apply a random affine map, then a smooth random displacement of every pixel.
 
-    The constants are shares of the image's shorter side: the displacement's strength, its smoothness, and how far the
-    corners of the affine map move.
+    The constants are fractions of the image's shorter side: the displacement's strength, its smoothness, and how far
+    the corners of the affine map move.
     """
     height, width = x.shape[2:]
-    strength, sigma, move = (share * min(height, width) for share in level)
-    down, across = filters.gaussian_matrix(height, sigma, 3.0), filters.gaussian_matrix(width, sigma, 3.0)
+    strength, sigma, move = (fraction * min(height, width) for fraction in level)
+    blur_rows, blur_columns = filters.gaussian_matrix(height, sigma, 3.0), filters.gaussian_matrix(width, sigma, 3.0)
     middle = np.array([height // 2, width // 2], dtype=float)
     third = min(height, width) // 3
     corners = np.stack([middle + third, middle + np.array([third, -third]), middle - third])
 
-    def inverse(stream: np.random.Generator) -> Any:
-        moved = corners + stream.uniform(-move, move, size=corners.shape)
+    def inverse_affine(rng: np.random.Generator) -> Any:
+        moved = corners + rng.uniform(-move, move, size=corners.shape)
         forward = np.linalg.solve(np.c_[corners, np.ones(3)], moved)
-        back = np.linalg.inv(forward[:2].T)
-        return np.c_[back, -back @ forward[2]]
+        inverse = np.linalg.inv(forward[:2].T)
+        return np.c_[inverse, -inverse @ forward[2]]
 
-    def displacement(stream: np.random.Generator) -> Any:
-        noise = stream.uniform(-1, 1, size=(2, height, width))
-        return np.stack([strength * (down @ field @ across.T) for field in noise])
+    def displacement(rng: np.random.Generator) -> Any:
+        noise = rng.uniform(-1, 1, size=(2, height, width))
+        return np.stack([strength * (blur_rows @ field @ blur_columns.T) for field in noise])
 
-    affine = draw.each(inverse)
+    affine = random.draw(inverse_affine)
     rows = torch.arange(height, device=x.device, dtype=torch.float32)[:, None].expand(height, width)
     columns = torch.arange(width, device=x.device, dtype=torch.float32)[None, :].expand(height, width)
 
-    def mapped(row: Tensor) -> Tensor:
-        a, b, c = (row[:, i].view(-1, 1, 1) for i in range(3))
+    def map_positions(coefficients: Tensor) -> Tensor:
+        a, b, c = (coefficients[:, i].view(-1, 1, 1) for i in range(3))
         return a * columns + b * rows + c
 
-    x = filters.sample(x, mapped(affine[:, 1]), mapped(affine[:, 0]), "reflect")
+    x = filters.sample(x, map_positions(affine[:, 1]), map_positions(affine[:, 0]), "reflect")
     if strength == 0:
         return x
-    shift = draw.each(displacement)
+    shift = random.draw(displacement)
     return filters.sample(x, rows + shift[:, 1], columns + shift[:, 0], "symmetric")
 
 
-@corruption("digital", small=[0.95, 0.9, 0.85, 0.75, 0.65], large=[0.6, 0.5, 0.4, 0.3, 0.25])
-def pixelate(x: Tensor, level: Level, draw: Draw) -> Tensor:
-    """Fewer pixels: shrunk to that share of the size and enlarged again, both with a box filter."""
-    (share,) = level
+@register("pixelate", group="digital", small=[0.95, 0.9, 0.85, 0.75, 0.65], large=[0.6, 0.5, 0.4, 0.3, 0.25])
+def pixelate(x: Tensor, level: Level, random: ImageRandom) -> Tensor:
+    """Shrink the image and enlarge it again, both with a box filter; the constant is the fraction of its size."""
+    (fraction,) = level
     height, width = x.shape[2:]
 
     def change(image: Any) -> Any:
         from PIL import Image
 
         box = Image.Resampling.BOX
-        small = image.resize((max(1, int(width * share)), max(1, int(height * share))), box)
+        small = image.resize((max(1, int(width * fraction)), max(1, int(height * fraction))), box)
         return small.resize((width, height), box)
 
-    return _each_picture(x, change)
+    return _map_images(x, change)
 
 
-@corruption("digital", small=[80, 65, 58, 50, 40], large=[25, 18, 15, 10, 7])
-def jpeg_compression(x: Tensor, level: Level, draw: Draw) -> Tensor:
-    """JPEG at that quality, and back."""
+@register("jpeg_compression", group="digital", small=[80, 65, 58, 50, 40], large=[25, 18, 15, 10, 7])
+def jpeg_compression(x: Tensor, level: Level, random: ImageRandom) -> Tensor:
+    """Compress the image as JPEG; the constant is the quality."""
     (quality,) = level
 
     def change(image: Any) -> Any:
@@ -101,14 +102,15 @@ def jpeg_compression(x: Tensor, level: Level, draw: Draw) -> Tensor:
         image.save(file, "JPEG", quality=round(quality))
         return Image.open(file)
 
-    return _each_picture(x, change)
+    return _map_images(x, change)
 
 
-def _each_picture(x: Tensor, change: Callable[[Any], Any]) -> Tensor:
+def _map_images(x: Tensor, change: Callable[[Any], Any]) -> Tensor:
+    """Apply a function of Pillow images to every image."""
     from PIL import Image
 
-    pictures = x.to(torch.uint8).permute(0, 2, 3, 1).cpu().numpy()
-    grey = pictures.shape[3] == 1
-    changed = [np.asarray(change(Image.fromarray(p[:, :, 0] if grey else p))) for p in pictures]
+    pixels = x.to(torch.uint8).permute(0, 2, 3, 1).cpu().numpy()
+    grey = pixels.shape[3] == 1
+    changed = [np.asarray(change(Image.fromarray(p[:, :, 0] if grey else p))) for p in pixels]
     stacked = torch.from_numpy(np.stack(changed)).view(len(x), x.shape[2], x.shape[3], -1)
     return stacked.permute(0, 3, 1, 2).to(x.device, torch.float32)

@@ -1,8 +1,8 @@
-"""Blurs, zooms and warps as sums of shifted images.
+"""Blurs, zooms and warps as weighted sums of shifted images.
 
-Everything here is multiplications and additions of whole images, one after the other. That is quick for the short
-kernels of this benchmark, runs on any device, and gives every image the same bits in any batch, which convolution
-routines that choose an algorithm by batch size do not.
+Everything here is multiplications and additions of whole images in a fixed order. That is fast for this benchmark's
+short kernels, runs on any device, and gives every image the same bits in any batch, which convolution routines that
+choose an algorithm by batch size do not.
 """
 
 from __future__ import annotations
@@ -22,32 +22,32 @@ Tap = tuple[int, int, float]
 NEGLIGIBLE = 1e-9  # of 255: far below the rounding to a byte
 
 
-def border(size: int, before: int, after: int, mode: str) -> Floats:
-    """Indices into a row of ``size`` pixels, extended at both ends; modes as in ``numpy.pad``."""
+def pad_indices(size: int, before: int, after: int, mode: str) -> Floats:
+    """Return indices into a row of ``size`` pixels that is extended at both ends; modes as in ``numpy.pad``."""
     return np.pad(np.arange(size), (before, after), mode=mode)  # type: ignore[call-overload, no-any-return]
 
 
-def padded(x: Tensor, rows: int, columns: int, mode: str) -> Tensor:
-    """Images extended by ``rows`` and ``columns`` on every side."""
-    down = torch.from_numpy(border(x.shape[2], rows, rows, mode)).to(x.device)
-    across = torch.from_numpy(border(x.shape[3], columns, columns, mode)).to(x.device)
-    return x.index_select(2, down).index_select(3, across)
+def pad(x: Tensor, rows: int, columns: int, mode: str) -> Tensor:
+    """Return images extended by ``rows`` at the top and bottom and ``columns`` at the left and right."""
+    row_indices = torch.from_numpy(pad_indices(x.shape[2], rows, rows, mode)).to(x.device)
+    column_indices = torch.from_numpy(pad_indices(x.shape[3], columns, columns, mode)).to(x.device)
+    return x.index_select(2, row_indices).index_select(3, column_indices)
 
 
 def correlate(x: Tensor, taps: Sequence[Tap], mode: str) -> Tensor:
-    """The weighted sum of shifted images."""
+    """Return the weighted sum of shifted images; ``mode`` says how images continue beyond their borders."""
     height, width = x.shape[2:]
     taps = [tap for tap in taps if tap[2] > NEGLIGIBLE]
     rows, columns = max(abs(dy) for dy, _, _ in taps), max(abs(dx) for _, dx, _ in taps)
-    wide = padded(x, rows, columns, mode) if rows or columns else x
+    padded = pad(x, rows, columns, mode) if rows or columns else x
     total = torch.zeros_like(x)
     for dy, dx, weight in taps:
-        total += wide[:, :, rows + dy : rows + dy + height, columns + dx : columns + dx + width] * weight
+        total += padded[:, :, rows + dy : rows + dy + height, columns + dx : columns + dx + width] * weight
     return total
 
 
 def gaussian(x: Tensor, sigma: float, mode: str = "edge", truncate: float = 4.0) -> Tensor:
-    """A separable Gaussian blur, cut off after ``truncate`` standard deviations."""
+    """Return images blurred by a separable Gaussian that is cut off after ``truncate`` standard deviations."""
     weights = gaussian_weights(sigma, truncate)
     if len(weights) == 1:
         return x
@@ -57,7 +57,7 @@ def gaussian(x: Tensor, sigma: float, mode: str = "edge", truncate: float = 4.0)
 
 
 def gaussian_weights(sigma: float, truncate: float) -> Floats:
-    """A sampled Gaussian, normalised; a single 1 where it would not reach the next pixel."""
+    """Return a sampled Gaussian with sum 1; a single 1 where it would not reach the next pixel."""
     radius = int(truncate * sigma + 0.5)
     if radius == 0:
         return np.ones(1)
@@ -67,10 +67,13 @@ def gaussian_weights(sigma: float, truncate: float) -> Floats:
 
 
 def gaussian_matrix(size: int, sigma: float, truncate: float) -> Floats:
-    """The blur of a row of ``size`` pixels, mirrored at its ends, as a matrix: for wide Gaussians on few pixels."""
+    """Return the blur of a row of ``size`` pixels, mirrored at its ends, as a matrix.
+
+    For Gaussians that are wide compared to the row.
+    """
     weights = gaussian_weights(sigma, truncate)
     radius = len(weights) // 2
-    sources = border(size, radius, radius, "symmetric")
+    sources = pad_indices(size, radius, radius, "symmetric")
     matrix = np.zeros((size, size))
     for row in range(size):
         np.add.at(matrix[row], sources[row : row + len(weights)], weights)
@@ -78,10 +81,14 @@ def gaussian_matrix(size: int, sigma: float, truncate: float) -> Floats:
 
 
 def disk(radius: float, alias: float) -> list[Tap]:
-    """A flat disk with softened rim: what a lens out of focus makes of a point.
+    """Return a flat disk with a softened rim, the image of a point through a lens out of focus.
 
     Where the disk touches the border of its kernel, softening mirrors it there and its sum exceeds 1 by a per cent. The
-    published images have been brightened so, and ours are.
+    published images are brighter by as much, and so are ours.
+
+    Args:
+        radius: of the disk, in pixels.
+        alias: the standard deviation of the Gaussian that softens the rim.
     """
     reach = 8 if radius <= 8 else math.ceil(radius)
     rim = 1 if radius <= 8 else 2
@@ -89,9 +96,9 @@ def disk(radius: float, alias: float) -> list[Tap]:
     flat = (offsets[:, None] ** 2 + offsets[None, :] ** 2 <= radius**2).astype(float)
     soft = np.exp(-(np.arange(-rim, rim + 1) ** 2) / (2 * alias**2))
     soft /= soft.sum()
-    wide = np.pad(flat / flat.sum(), rim, mode="reflect")
+    padded = np.pad(flat / flat.sum(), rim, mode="reflect")
     kernel = sum(
-        soft[i] * soft[j] * wide[i : i + len(offsets), j : j + len(offsets)]
+        soft[i] * soft[j] * padded[i : i + len(offsets), j : j + len(offsets)]
         for i in range(len(soft))
         for j in range(len(soft))
     )
@@ -99,62 +106,69 @@ def disk(radius: float, alias: float) -> list[Tap]:
 
 
 def motion(x: Tensor, radius: float, sigma: float, degrees: Tensor) -> Tensor:
-    """A trail behind every pixel: half a Gaussian along a line, each image at its own angle.
+    """Return images blurred by half a Gaussian along a line, each image at its own angle.
 
-    One-sided, in whole pixels and with the edge repeated, as ImageMagick does it, with which the benchmark was made.
+    One-sided, in whole pixels and with the edge repeated, as in ImageMagick, which the benchmark used.
     """
-    width = 2 * math.ceil(radius) + 1
-    weights = np.exp(-(np.arange(width) ** 2) / (2 * sigma**2))
+    length = 2 * math.ceil(radius) + 1
+    weights = np.exp(-(np.arange(length) ** 2) / (2 * sigma**2))
     weights /= weights.sum()
     angle = degrees.double().cpu() * (math.pi / 180)
-    height, length = x.shape[2:]
+    height, width = x.shape[2:]
     flat = x.flatten(2)
     total = torch.zeros_like(flat)
     for step, weight in enumerate(weights):
         if weight < NEGLIGIBLE:
             break
-        across = (step * angle.cos() - 0.5).ceil().long().to(x.device)
-        down = (step * angle.sin() - 0.5).ceil().long().to(x.device)
-        rows = (torch.arange(height, device=x.device) + down[:, None]).clamp_(0, height - 1)
-        columns = (torch.arange(length, device=x.device) + across[:, None]).clamp_(0, length - 1)
-        index = (rows[:, :, None] * length + columns[:, None, :]).view(len(x), 1, -1)
+        dx = (step * angle.cos() - 0.5).ceil().long().to(x.device)
+        dy = (step * angle.sin() - 0.5).ceil().long().to(x.device)
+        rows = (torch.arange(height, device=x.device) + dy[:, None]).clamp_(0, height - 1)
+        columns = (torch.arange(width, device=x.device) + dx[:, None]).clamp_(0, width - 1)
+        index = (rows[:, :, None] * width + columns[:, None, :]).view(len(x), 1, -1)
         total += flat.gather(2, index.expand_as(flat)) * float(weight)
     return total.view_as(x)
 
 
 def zoom(x: Tensor, factor: float) -> Tensor:
-    """The middle of the images enlarged to their full size, bilinearly, corners on corners."""
+    """Return the middle of the images enlarged to their full size, bilinearly, with aligned corner pixels."""
     height, width = x.shape[2:]
-    tall, wide = math.ceil(height / factor), math.ceil(width / factor)
-    top, left = (height - tall) // 2, (width - wide) // 2
-    x = x[:, :, top : top + tall, left : left + wide]
-    x = _stretched(x, 2, round(tall * factor))
-    x = _stretched(x, 3, round(wide * factor))
+    crop_height, crop_width = math.ceil(height / factor), math.ceil(width / factor)
+    top, left = (height - crop_height) // 2, (width - crop_width) // 2
+    x = x[:, :, top : top + crop_height, left : left + crop_width]
+    x = _stretch(x, 2, round(crop_height * factor))
+    x = _stretch(x, 3, round(crop_width * factor))
     top, left = (x.shape[2] - height) // 2, (x.shape[3] - width) // 2
     return x[:, :, top : top + height, left : left + width]
 
 
-def _stretched(x: Tensor, dim: int, size: int) -> Tensor:
+def _stretch(x: Tensor, dim: int, size: int) -> Tensor:
     old = x.shape[dim]
-    places = np.arange(size) * ((old - 1) / max(size - 1, 1))
-    low = np.floor(places).astype(np.int64).clip(0, old - 1)
+    positions = np.arange(size) * ((old - 1) / max(size - 1, 1))
+    low = np.floor(positions).astype(np.int64).clip(0, old - 1)
     shape = [1, 1, 1, 1]
     shape[dim] = size
-    weight = torch.from_numpy((places - low).astype(np.float32)).to(x.device).view(shape)
+    weight = torch.from_numpy((positions - low).astype(np.float32)).to(x.device).view(shape)
     before = x.index_select(dim, torch.from_numpy(low).to(x.device))
     after = x.index_select(dim, torch.from_numpy((low + 1).clip(0, old - 1)).to(x.device))
     return before * (1 - weight) + after * weight
 
 
 def sample(x: Tensor, rows: Tensor, columns: Tensor, mode: str) -> Tensor:
-    """Images (N, C, H, W) read at real-valued positions (N, H, W), bilinearly; borders as in ``padded``."""
+    """Return images (N, C, H, W) read at real-valued positions (N, H, W), bilinearly.
+
+    Args:
+        x: the images.
+        rows: a row position for every pixel of the result.
+        columns: a column position likewise.
+        mode: how images continue beyond their borders, "reflect" or "symmetric" as in ``numpy.pad``.
+    """
     height, width = x.shape[2:]
     low_row, low_column = rows.floor(), columns.floor()
     down, across = (rows - low_row).unsqueeze(1), (columns - low_column).unsqueeze(1)
     flat = x.flatten(2)
 
     def read(row: Tensor, column: Tensor) -> Tensor:
-        index = _folded(row.long(), height, mode) * width + _folded(column.long(), width, mode)
+        index = _reflect(row.long(), height, mode) * width + _reflect(column.long(), width, mode)
         return flat.gather(2, index.view(len(x), 1, -1).expand(-1, x.shape[1], -1)).view(
             len(x), x.shape[1], *rows.shape[1:]
         )
@@ -164,8 +178,8 @@ def sample(x: Tensor, rows: Tensor, columns: Tensor, mode: str) -> Tensor:
     return upper * (1 - down) + lower * down
 
 
-def _folded(index: Tensor, size: int, mode: str) -> Tensor:
-    """Positions outside mirrored back in: ``reflect`` leaves the edge out, ``symmetric`` repeats it."""
+def _reflect(index: Tensor, size: int, mode: str) -> Tensor:
+    """Return indices mirrored into 0 to size − 1: "reflect" does not repeat the edge pixel, "symmetric" does."""
     if size == 1:
         return torch.zeros_like(index)
     if mode == "reflect":

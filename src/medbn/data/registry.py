@@ -1,0 +1,110 @@
+"""Datasets by name: what is known about each of them before it is opened."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from .._registry import Registry
+from . import corruptions
+from .dataset import Dataset
+from .download import Archive
+
+Opener = TypeVar("Opener", bound=Callable[..., Dataset])
+
+
+@dataclass(frozen=True)
+class DatasetInfo:
+    """What is known about a named dataset: how to open it, where to get it, how large it is."""
+
+    name: str
+    open: Callable[..., Dataset]
+    """Called with the dataset's folder and ``split``; where ``corrupted``, with ``corruption`` and ``severity``."""
+    about: str = ""
+    """A short description for ``medbn data list``."""
+    folder: str | None = None
+    """Where its files are, below the data folder; None for a dataset that needs no files there."""
+    images: int | None = None
+    """The number of test images, of each corruption and severity where ``corrupted``; None if not known."""
+    shape: tuple[int, int, int] | None = None
+    """Channels, height and width of an image; None if not known before it is opened."""
+    classes: int | None = None
+    """The number of classes; None if not known before it is opened."""
+    archives: tuple[Archive, ...] = ()
+    """What ``fetch`` downloads."""
+    corrupted: bool = False
+    """Whether it consists of corrupted images, one part per corruption and severity."""
+    clean: str | None = None
+    """The dataset whose images ``medbn data generate`` corrupts to make this one."""
+
+    def path(self, root: str | Path | None = None) -> Path:
+        """Return the dataset's folder, whether it exists or not."""
+        return find_root(root) / (self.folder or "")
+
+    def is_present(self, root: str | Path | None = None) -> bool:
+        """Return whether at least a part of the dataset is there."""
+        return self.folder is None or (self.path(root).is_dir() and any(self.path(root).iterdir()))
+
+    def is_complete(self, root: str | Path | None = None) -> bool:
+        """Return whether the whole dataset is there."""
+        if not self.is_present(root):
+            return False
+        if self.clean:
+            return all((self.path(root) / f"{name}.npy").is_file() for name in corruptions.NAMES)
+        return all((find_root(root) / archive.folder).is_dir() for archive in self.archives)
+
+    def how_to_get(self) -> str:
+        """Return the commands that get the dataset, for error messages."""
+        commands = [f"medbn data fetch {self.name}"] if self.archives else []
+        return ", or ".join(commands + ([f"medbn data generate {self.name}"] if self.clean else []))
+
+
+_REGISTRY = Registry[DatasetInfo]("dataset", forbidden="/\\")
+
+available = _REGISTRY.available
+get = _REGISTRY.get
+unregister = _REGISTRY.unregister
+
+
+def register(name: str, *, replace: bool = False, **facts: Any) -> Callable[[Opener], Opener]:
+    """Make ``load(name)`` call the decorated function, which opens a dataset.
+
+    Args:
+        name: the dataset's name from now on.
+        replace: take the place of an earlier dataset of that name.
+        facts: the fields of ``DatasetInfo``, all optional. A recipe's time estimate reads ``images`` and ``shape``.
+
+    >>> import torch
+    >>> from medbn import data
+    >>> @data.register("noise", images=100, shape=(3, 32, 32), classes=10)
+    ... def open_noise(folder, split):
+    ...     images = torch.randint(0, 256, (100, 3, 32, 32), dtype=torch.uint8)
+    ...     return data.from_tensors("noise", split, [str(k) for k in range(10)], images, torch.arange(100) % 10)
+    >>> data.load("noise").shape
+    (3, 32, 32)
+    >>> data.unregister("noise")
+    """
+
+    def add(function: Opener) -> Opener:
+        _REGISTRY.register(name, DatasetInfo(name, function, **facts), replace=replace)
+        return function
+
+    return add
+
+
+def find_root(root: str | Path | None = None) -> Path:
+    """Return the data folder: ``root`` if given, else ``MEDBN_DATA``, else ``medbn`` in the user's cache folder."""
+    folder = root if root is not None else os.environ.get("MEDBN_DATA")
+    if folder:
+        return Path(folder).expanduser()
+    if sys.platform == "win32":
+        cache = Path(os.environ.get("LOCALAPPDATA", Path.home() / "AppData" / "Local"))
+    elif sys.platform == "darwin":
+        cache = Path.home() / "Library" / "Caches"
+    else:
+        cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    return cache / "medbn"
