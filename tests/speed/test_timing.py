@@ -1,4 +1,4 @@
-"""Turns, ratios, clocks and paths; time is a fake clock's."""
+"""Rounds, ratios, clocks and paths, with a simulated clock."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from medbn.speed.timing import UncapturableError, compare, interleave, wall_time
 
 
 class Clock:
-    """A clock that moves only when something says how long it took."""
+    """A clock that only its own calls advance."""
 
     def __init__(self):
         self.now = 0.0
@@ -32,19 +32,19 @@ class Clock:
         return call
 
 
-def test_neighbours_take_turns_and_each_is_first_as_often_as_the_other():
+def test_candidate_and_batch_norm_take_turns_and_each_is_first_equally_often():
     log = []
 
     def timed(name, seconds):
         return lambda: log.append(name) or seconds
 
-    found = interleave(timed("base", 2.0), [timed("a", 3.0), timed("b", 1.0)], [2, 1])
+    measured = interleave(timed("base", 2.0), [timed("a", 3.0), timed("b", 1.0)], [2, 1])
     assert log == ["base", "a", "a", "base", "base", "b", "b", "base", "base", "a", "a", "base"]
-    assert found == [([3.0] * 4, [2.0] * 4), ([1.0] * 2, [2.0] * 2)]
+    assert measured == [([3.0] * 4, [2.0] * 4), ([1.0] * 2, [2.0] * 2)]
 
 
 @pytest.mark.parametrize("rounds", [[1], [3, 1], [1, 4, 2], [2, 2, 1, 3]])
-def test_every_ratio_is_of_two_runs_that_stood_next_to_each_other(rounds):
+def test_every_ratio_is_of_two_runs_directly_after_each_other(rounds):
     count = iter(range(1000))
     order = []  # a run's time is its place in the order
 
@@ -52,23 +52,23 @@ def test_every_ratio_is_of_two_runs_that_stood_next_to_each_other(rounds):
         order.append(float(next(count)))
         return order[-1]
 
-    found = interleave(timed, [timed] * len(rounds), rounds)
-    assert [len(ours) for ours, _ in found] == [2 * n for n in rounds]
-    for ours, theirs in found:
-        assert all(abs(a - b) == 1 for a, b in zip(ours, theirs, strict=True))
-        assert sum(a < b for a, b in zip(ours, theirs, strict=True)) == len(ours) / 2
+    measured = interleave(timed, [timed] * len(rounds), rounds)
+    assert [len(times) for times, _ in measured] == [2 * n for n in rounds]
+    for times, batch_norm_times in measured:
+        assert all(abs(a - b) == 1 for a, b in zip(times, batch_norm_times, strict=True))
+        assert sum(a < b for a, b in zip(times, batch_norm_times, strict=True)) == len(times) / 2
     assert all(b - a == 1 for a, b in pairwise(order))
 
 
-def test_a_machine_that_slows_down_changes_no_ratio():
+def test_a_machine_that_slows_down_does_not_change_a_ratio():
     speed = iter([1, 1, 4, 4] * 10)
-    found = interleave(lambda: 2.0 * next(speed), [lambda: 3.0 * next(speed)], [4])
-    row = Measurement("layer", {}, "median", "c", "wall", *found[0])
+    measured = interleave(lambda: 2.0 * next(speed), [lambda: 3.0 * next(speed)], [4])
+    row = Measurement("layer", {}, "median", "c", "wall", *measured[0])
     assert row.ratios == [1.5] * 8
     assert len(set(row.values)) == 2
 
 
-def test_spread_is_numpys():
+def test_quartiles_are_those_of_numpy():
     import numpy as np
 
     values = torch.rand(17, dtype=torch.float64).tolist()
@@ -92,7 +92,7 @@ def test_short_calls_are_repeated_until_the_clock_is_fine_enough(seconds, warm, 
     assert len(log) == warm + repeats
 
 
-def test_the_reference_path_is_forced_and_the_choice_restored(monkeypatch):
+def test_the_reference_path_is_forced_and_the_variable_restored(monkeypatch):
     x = torch.zeros(2, 3, 4, 4)
     monkeypatch.delenv(KERNELS_VARIABLE, raising=False)
     selected = kernels.selected(x)
@@ -119,7 +119,7 @@ def test_paths_are_the_selected_one_and_the_reference(monkeypatch):
     assert paths(x, "mean") == ["torch"]
 
 
-def test_what_cannot_be_captured_says_so_and_keeps_its_wall_time(monkeypatch):
+def test_a_note_says_what_cannot_be_captured_and_wall_time_remains(monkeypatch):
     def replayed(call, path):
         if path == "reference":
             raise UncapturableError("operation not permitted when stream is capturing")
@@ -142,7 +142,7 @@ def test_what_cannot_be_captured_says_so_and_keeps_its_wall_time(monkeypatch):
 
 
 @pytest.mark.gpu
-def test_a_replayed_graph_does_all_the_work():
+def test_a_replayed_graph_does_the_work():
     x = torch.zeros(1, device="cuda")
     timed = timing.graph_timer(lambda: x.add_(1), "triton")
     before = x.item()
