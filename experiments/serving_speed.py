@@ -20,7 +20,7 @@ import torch
 import medbn
 from medbn import cli, models
 from medbn.bench import Place, machine_facts
-from medbn.methods.base import Adapter
+from medbn.methods import Adapter
 
 SERVED: list[tuple[str, str, dict[str, Any]]] = [
     ("tebn", "mean", {}),
@@ -28,7 +28,7 @@ SERVED: list[tuple[str, str, dict[str, Any]]] = [
     ("tebn", "median", {}),
     ("tebn", "image_median", {}),
     ("sema", "image_median", {}),
-    ("past", "image_median@0.5", {"second_looks": 0}),
+    ("past", "image_median@0.5", {"two_pass_batches": 0}),
 ]
 
 

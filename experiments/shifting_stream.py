@@ -36,8 +36,8 @@ STREAMS: list[tuple[str, str, dict[str, Any]]] = [
     ("past", "image_median", {"momentum": 0.1}),
     ("past", "image_median", {"momentum": 0.2}),
     ("past", "image_median@0.5", {}),
-    ("past", "image_median@0.5", {"second_looks": 0}),
-    ("past", "image_median@0.5", {"second_looks": 10_000}),
+    ("past", "image_median@0.5", {"two_pass_batches": 0}),
+    ("past", "image_median@0.5", {"two_pass_batches": 10_000}),
 ]
 
 

@@ -16,7 +16,7 @@ import torch
 import medbn
 from medbn import cli, data, models
 from medbn.bench import Place, machine_facts
-from medbn.methods.base import Adapter
+from medbn.methods import Adapter
 
 BLACK = 10
 

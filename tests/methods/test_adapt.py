@@ -789,10 +789,10 @@ def test_a_counted_average_continues_from_a_snapshot(model, batches):
 
 
 @pytest.mark.parametrize("poison", [100.0, 1e30, torch.nan, torch.inf])
-@pytest.mark.parametrize("second_looks", [0, 5])
+@pytest.mark.parametrize("two_pass_batches", [0, 5])
 @every_estimator
-def test_past_lets_no_image_see_another_of_its_batch(estimator, second_looks, poison, model, batches):
-    tta = make(model, "past", estimator, second_looks=second_looks)
+def test_past_lets_no_image_see_another_of_its_batch(estimator, two_pass_batches, poison, model, batches):
+    tta = make(model, "past", estimator, two_pass_batches=two_pass_batches)
     for x in batches[:2]:
         tta(x)
     before = tta.snapshot()
@@ -822,7 +822,7 @@ def test_an_attacker_of_past_sees_what_she_can_still_change(gradient, model, bat
     for one, expected in zip(view, before, strict=True):  # of that moment, whatever the adapter has done since
         torch.testing.assert_close(one(batches[3]), expected)
     past.reset()
-    assert past.weighing(12, past.memory) == medbn.policies.ema(0.5)
+    assert past.batch_policy(12, past.memory) == medbn.policies.ema(0.5)
 
 
 @pytest.mark.parametrize("scenario", [medbn.attacks.instant, medbn.attacks.cumulative])
@@ -839,7 +839,7 @@ def test_only_poison_that_stays_changes_the_answers_of_past(scenario, model, bat
 @pytest.mark.parametrize("estimator", ["mean", "image_median", "median@0.5"])
 def test_past_remembers_what_sema_does(valid, estimator, model, batches):
     images = 12 if valid is None else 7
-    past = make(model, "past", estimator, momentum=0.26, second_looks=len(batches), batch_size=images)
+    past = make(model, "past", estimator, momentum=0.26, two_pass_batches=len(batches), batch_size=images)
     sema = make(model, "sema", estimator, momentum=0.26, counted=True)
     for x in batches:
         for tta in (past, sema):
@@ -850,9 +850,9 @@ def test_past_remembers_what_sema_does(valid, estimator, model, batches):
             assert layer.policy == medbn.policies.ema(0.0)  # which is what serves
 
 
-@pytest.mark.parametrize(("second_looks", "expected"), [(0, [1, 1, 1, 1]), (2, [2, 2, 1, 1]), (9, [2, 2, 2, 2])])
-def test_past_takes_a_second_look_at_the_first_batches(second_looks, expected, model, batches):
-    tta = make(model, "past", second_looks=second_looks)
+@pytest.mark.parametrize(("two_pass_batches", "expected"), [(0, [1, 1, 1, 1]), (2, [2, 2, 1, 1]), (9, [2, 2, 2, 2])])
+def test_past_takes_a_second_look_at_the_first_batches(two_pass_batches, expected, model, batches):
+    tta = make(model, "past", two_pass_batches=two_pass_batches)
     passes = [0]
     tta.model.register_forward_hook(lambda *_: passes.append(passes.pop() + 1))
     for _ in range(2):
@@ -869,7 +869,7 @@ def test_past_takes_a_second_look_at_the_first_batches(second_looks, expected, m
 @pytest.mark.parametrize("estimator", ["mean", "median", "image_median", "mad", "image_median@0.5"])
 def test_past_sees_in_one_pass_what_its_answer_is_made_of(estimator, valid, model, batches):
     images = 12 if valid is None else 7
-    tta = make(model, "past", estimator, momentum=0.26, second_looks=1, batch_size=images)
+    tta = make(model, "past", estimator, momentum=0.26, two_pass_batches=1, batch_size=images)
     name = estimator.split("@")[0]
     prior = 0.5 if "@" in estimator else 0.0
     tta(batches[0], valid=valid)
@@ -896,24 +896,24 @@ def test_images_weigh_alike_in_past_however_calls_are_cut(cuts, model):
     tta = make(model, "past", momentum=0.0)
     left, memory = 1.0, {"images": 0}
     for images in cuts:
-        left *= 1 - tta.weighing(images, memory).weight
+        left *= 1 - tta.batch_policy(images, memory).weight
         memory["images"] += images
     assert left == pytest.approx(12 / (12 + 24))
     late = {"images": 10_000}
     tta.momentum = 0.05
-    assert tta.weighing(12, late).weight == pytest.approx(0.05)
-    assert tta.weighing(3, late).weight == pytest.approx(0.05 / 4)
-    assert tta.weighing(24, late).weight == pytest.approx(0.1)
-    assert tta.weighing(12_000, late).weight == pytest.approx(1000 / 1001)  # never all
-    assert tta.weighing(12_000, {"images": 0}).weight == pytest.approx(1000 / 1001)
+    assert tta.batch_policy(12, late).weight == pytest.approx(0.05)
+    assert tta.batch_policy(3, late).weight == pytest.approx(0.05 / 4)
+    assert tta.batch_policy(24, late).weight == pytest.approx(0.1)
+    assert tta.batch_policy(12_000, late).weight == pytest.approx(1000 / 1001)  # never all
+    assert tta.batch_policy(12_000, {"images": 0}).weight == pytest.approx(1000 / 1001)
 
 
-@pytest.mark.parametrize("second_looks", [0, 100])
-def test_few_images_weigh_little_in_past(second_looks, model, batches):
-    alone, nan, padded = (make(model, "past", "image_median", second_looks=second_looks) for _ in range(3))
+@pytest.mark.parametrize("two_pass_batches", [0, 100])
+def test_few_images_weigh_little_in_past(two_pass_batches, model, batches):
+    alone, nan, padded = (make(model, "past", "image_median", two_pass_batches=two_pass_batches) for _ in range(3))
     for x in batches[:3]:
         alone(x), nan(x), padded(x)
-    weight = alone.weighing(1, alone.memory).weight
+    weight = alone.batch_policy(1, alone.memory).weight
     assert weight == pytest.approx(max(0.05 / 12, 1 / 49))
     before = alone.layers["bn"].ema_mean.clone()
     broken = batches[3].clone()
@@ -931,10 +931,10 @@ def test_few_images_weigh_little_in_past(second_looks, model, batches):
 def test_past_refuses_wrong_options(model):
     with pytest.raises(ValueError, match="batch_size is a number of images, at least 1; got 0"):
         make(model, "past", batch_size=0)
-    with pytest.raises(ValueError, match="second_looks is a number of batches, at least 0; got True"):
-        make(model, "past", second_looks=True)
-    with pytest.raises(ValueError, match="second_looks is a number of batches, at least 0; got -1"):
-        make(model, "past", second_looks=-1)
+    with pytest.raises(ValueError, match="two_pass_batches is a number of batches, at least 0; got True"):
+        make(model, "past", two_pass_batches=True)
+    with pytest.raises(ValueError, match="two_pass_batches is a number of batches, at least 0; got -1"):
+        make(model, "past", two_pass_batches=-1)
     with pytest.raises(ValueError, match="momentum is a weight between 0 and 1, got 2"):
         make(model, "past", momentum=2)
 

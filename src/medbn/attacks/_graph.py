@@ -21,7 +21,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from .. import cuda_graphs
 from ..cuda_graphs import PLAIN, SWITCH, CaptureError, form
-from ..methods.base import Adapter
+from ..methods import Adapter
 
 KEPT = 4
 """Recordings per adapter; they share the memory in which a step computes."""

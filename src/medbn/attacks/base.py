@@ -7,7 +7,7 @@ from typing import Protocol
 
 from torch import Tensor
 
-from ..methods.base import Adapter
+from ..methods import Adapter
 from .objectives import Objective
 
 Malicious = slice | Sequence[int] | Tensor

@@ -13,8 +13,7 @@ from .. import gradients, hooks
 from .._errors import unknown_name
 from ..cuda_graphs import CaptureError
 from ..functional import statistics
-from ..methods._surrogate import View
-from ..methods.base import Adapter
+from ..methods import Adapter, Surrogate
 from . import _graph
 from ._insert import Places, inserted
 from .base import Malicious
@@ -230,15 +229,15 @@ class DIA:
         if self.graph is False or self.steps == 0 or (self.graph is None and self.steps < WORTHWHILE):
             return None
         reason = self._obstacle(adapter, batch.images)
-        if reason is None and isinstance(view, View):
-            given = _graph.Given(batch, mine, view.fixed)
+        if reason is None and isinstance(view, Surrogate):
+            given = _graph.Given(batch, mine, view.tensors)
             of = (self.knowledge, self.gradient, self.temperature)
             options = (self.objective, self.step_size, self.epsilon, self.alignment, *of, self.check_every is None)
             key = _graph.key_of(adapter, given, *options)
 
             def step(given: _graph.Given) -> tuple[Tensor, Tensor, Tensor]:
                 batch, mine = _Batch(*given.batch), given.mine.detach().requires_grad_()
-                value, logits = self._evaluate(adapter, view.holding(given.state), batch, mine)
+                value, logits = self._evaluate(adapter, view.with_tensors(given.state), batch, mine)
                 return self._moved(value, mine, batch.clean), value.detach(), logits.detach()
 
             try:

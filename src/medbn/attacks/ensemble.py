@@ -6,11 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor
 
-from ..methods._call import extract_logits
-from ..methods.base import Adapter
+from ..methods import Adapter, predict_logits
 from .base import Attack, Malicious
 from .dia import DIA, check_batch
 from .objectives import Objective, Targeted
@@ -84,9 +82,3 @@ def predict_and_restore(adapter: Adapter, images: Tensor) -> Tensor:
         return predict_logits(adapter, images)
     finally:
         adapter.restore(before)
-
-
-def predict_logits(adapter: Adapter, images: Tensor) -> Tensor:
-    """Return the logits that the adapter gives for a batch, on which it also adapts."""
-    with torch.no_grad():
-        return extract_logits(adapter(images), adapter.logits, len(images))

@@ -19,10 +19,10 @@ from typing import Any, ClassVar, TypeVar
 from torch import Tensor
 
 from .._registry import Registry
-from ..methods.base import Adapter
+from ..methods import Adapter, predict_logits
 from .base import Attack, Malicious
 from .dia import check_batch
-from .ensemble import predict_and_restore, predict_logits
+from .ensemble import predict_and_restore
 from .objectives import Objective
 
 Class = TypeVar("Class", bound="type[Scenario]")

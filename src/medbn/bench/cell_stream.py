@@ -11,8 +11,7 @@ import torch
 from torch import Tensor
 
 from .. import attacks, methods
-from ..methods._call import extract_logits
-from ..methods.base import Adapter
+from ..methods import Adapter, predict_logits
 from .cell import Cell
 from .events import Event, OnEvent, ignore
 from .loading import LoadedCell, load_cell
@@ -83,8 +82,7 @@ class CellStream:
         """Serve batch ``number``; return its metrics, and example pictures of the first attacked batch."""
         began = time.perf_counter()
         if self.scenario is None:
-            with torch.no_grad():
-                logits = extract_logits(self.adapter(images), self.adapter.logits, len(images))
+            logits = predict_logits(self.adapter, images)
             metrics = unattacked_metrics(logits, labels)  # waits for a GPU
             return {**metrics, "adapt_s": time.perf_counter() - began}, None
         if number < self.cell.warm_up:

@@ -8,13 +8,14 @@ from __future__ import annotations
 import hashlib
 import time
 from collections import OrderedDict
+from collections.abc import Hashable
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from ..attacks import DIA, Objective
-from ..methods.base import Adapter
+from ..methods import Adapter
 
 SIZE = 4
 """Poisoned batches in a cache."""
@@ -24,15 +25,15 @@ class PoisonCache:
     """The last few poisoned batches, by a hash of everything that they depend on."""
 
     def __init__(self) -> None:
-        self.batches: OrderedDict[str, Tensor] = OrderedDict()
+        self.batches: OrderedDict[Hashable, Tensor] = OrderedDict()
 
-    def get(self, key: str) -> Tensor | None:
+    def get(self, key: Hashable) -> Tensor | None:
         """Return a poisoned batch, or None if it is not cached."""
         if key in self.batches:
             self.batches.move_to_end(key)
         return self.batches.get(key)
 
-    def put(self, key: str, poisoned: Tensor) -> None:
+    def put(self, key: Hashable, poisoned: Tensor) -> None:
         """Add a batch, and drop the one that was used least recently."""
         self.batches[key] = poisoned
         while len(self.batches) > SIZE:
@@ -79,22 +80,12 @@ class CachedAttack:
         self.seconds = time.perf_counter() - began
         return poisoned
 
-    def key(self, adapter: Adapter, images: Tensor, labels: Tensor, malicious: Any) -> str:
-        """Return a hash of the surrogate, the batch and the attack.
-
-        The surrogate is the model under its layers' policies and estimators, in the state that the attacker knows. How
-        a method learns does not matter, as long as no step of it is unrolled.
-        """
+    def key(self, adapter: Adapter, images: Tensor, labels: Tensor, malicious: Any) -> Hashable:
+        """Return a key of the surrogate, which says itself what it depends on, its tensors, and the attack on it."""
         attack = self.attack
         state = adapter.source_state if attack.knowledge == "semi" else adapter.snapshot()
         total = hashlib.blake2b(digest_size=16)
-        own = {name: (layer.estimator, layer.policy) for name, layer in adapter.layers.items()}
-        layers = [(name, id(e.function), e.prior, policy) for name, (e, policy) in own.items()]
-        own_ways = tuple(getattr(type(adapter), name).__qualname__ for name in ("normalising", "attacked"))
-        weighing = getattr(adapter, "weighing", None)  # past, whose layers' policies do not say it
-        weight = weighing(len(images), state["memory"]) if weighing else None
-        normalising = own_ways, getattr(adapter, "statistics", None), weight, adapter.logits
-        total.update(repr((attack, str(adapter.model), layers, normalising, malicious, images.shape)).encode())
+        total.update(repr((attack, str(adapter.model), malicious, images.shape)).encode())
         total.update(self.fingerprint.encode())
         affine = {
             f"{name}.{kind}": value
@@ -106,4 +97,4 @@ class CachedAttack:
         values = [*learned.values(), *(value for pair in state["averages"].values() for value in pair)]
         for value in (*values, images, labels):
             total.update(value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
-        return total.hexdigest()
+        return adapter.surrogate_key(state, len(images)), total.digest()

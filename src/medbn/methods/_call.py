@@ -1,11 +1,11 @@
-"""One call of an adapted model: any arguments in, any output back, and the logits and images in between."""
+"""One call of an adapted model: its arguments, its output, and the logits in that output."""
 
 from __future__ import annotations
 
 import copy
 import dataclasses
 from collections.abc import Callable, Mapping, MutableMapping
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -14,22 +14,26 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflat
 
 from .._normalise import check_mask
 
-Logits = str | int | Callable[[Any], Tensor] | None
+if TYPE_CHECKING:
+    from .base import Adapter
+
+LogitsOption = str | int | Callable[[Any], Tensor] | None
+"""Where the logits are in a model's output: a key or attribute, an index, a function, or None to search for them."""
 
 
 class Inputs(NamedTuple):
-    """The arguments of one call. A tensor in them whose first dimension is the batch's has one entry per image."""
+    """The arguments of one call. Tensors whose first dimension is the batch size have one entry per image."""
 
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     size: int
-    """How many images there are."""
+    """The batch size."""
     valid: Tensor | None
-    """``(size,)`` mask of the images that are not padding; None when all are real."""
+    """``(size,)`` mask of the images that are not padding; None if there is no padding."""
 
     @classmethod
     def of(cls, args: tuple[Any, ...], kwargs: dict[str, Any], valid: Tensor | None = None) -> Inputs:
-        """Check the arguments of a call, and find its batch size."""
+        """Check the arguments of a call and determine its batch size."""
         refuse_inference_mode()
         tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor) and leaf.dim() > 0]
         if not tensors:
@@ -41,31 +45,34 @@ class Inputs(NamedTuple):
             check_mask(valid, size)
             if not bool(valid.any()):
                 raise ValueError("valid marks no image; there is nothing to predict or to adapt on.")
-        args, kwargs, valid = tree_map(_ordinary, (args, kwargs, valid))
+        args, kwargs, valid = tree_map(_copy_inference_tensor, (args, kwargs, valid))
         return cls(args, kwargs, size, None if valid is None else valid.to(tensors[0].device))
 
     def images(self) -> dict[str, Tensor]:
-        """The tensors with one entry per image, by their place among the arguments."""
+        """Return the tensors with one entry per image, by their position among the arguments."""
         leaves = enumerate(tree_leaves((self.args, self.kwargs)))
-        return {str(place): leaf for place, leaf in leaves if _has_images(leaf, self.size)}
+        return {str(position): leaf for position, leaf in leaves if _has_images(leaf, self.size)}
 
     def with_images(self, images: dict[str, Tensor], size: int) -> Inputs:
-        """The same call with other images, none of them padding."""
+        """Return the same call with other images, none of them padding."""
         leaves, structure = tree_flatten((self.args, self.kwargs))
-        leaves = [images.get(str(place), leaf) for place, leaf in enumerate(leaves)]
+        leaves = [images.get(str(position), leaf) for position, leaf in enumerate(leaves)]
         args, kwargs = tree_unflatten(leaves, structure)
         return Inputs(args, kwargs, size, None)
 
-    def finite_in(self, output: Any) -> Tensor:
-        """``(size,)`` mask of the real images for which the model returned something finite."""
-        found = [leaf.detach() for leaf in tree_leaves(output) if _has_images(leaf, self.size)]
-        masks = [leaf.reshape(self.size, -1).isfinite().all(dim=1) for leaf in found]
+    def finite_images(self, output: Any) -> Tensor:
+        """Return a ``(size,)`` mask of the images, padding excluded, for which the model's output is finite.
+
+        Where the output consists of several tensors, one finite tensor is enough: a mask of −inf is legitimate.
+        """
+        tensors = [leaf.detach() for leaf in tree_leaves(output) if _has_images(leaf, self.size)]
+        masks = [leaf.reshape(self.size, -1).isfinite().all(dim=1) for leaf in tensors]
         finite = torch.stack(masks).any(dim=0) if masks else torch.ones(self.size, dtype=torch.bool)
         return finite if self.valid is None else finite & self.valid.to(finite.device)
 
 
 def refuse_inference_mode() -> None:
-    """What is made under it can have no gradients, which adapters and their attackers need."""
+    """Raise under ``torch.inference_mode()``, whose tensors cannot take part in a backward pass."""
     if torch.is_inference_mode_enabled():
         raise RuntimeError(
             "torch.inference_mode() makes tensors that can have no gradients; make and attack adapters outside of it,"
@@ -77,14 +84,26 @@ def _has_images(leaf: Any, size: int) -> bool:
     return isinstance(leaf, Tensor) and leaf.dim() > 0 and leaf.shape[0] == size
 
 
-def _ordinary(value: Any) -> Any:
-    """Tensors made under inference_mode cannot take part in a backward pass; their copies can."""
+def _copy_inference_tensor(value: Any) -> Any:
+    """Return an ordinary copy of a tensor made under inference_mode, and anything else as it is."""
     return value.clone() if isinstance(value, Tensor) and value.is_inference() else value
 
 
-def extract_logits(output: Any, pick: Logits, size: int | None = None) -> Tensor:
-    """Find the logits in what a model returns; ``pick`` is a key, an index or a function where guessing will not do."""
-    logits = _picked(output, pick)
+def predict_logits(adapter: Adapter, images: Tensor) -> Tensor:
+    """Return the logits with which an adapter predicts a batch, without gradients. The adapter adapts, as always."""
+    with torch.no_grad():
+        return extract_logits(adapter(images), adapter.logits, len(images))
+
+
+def extract_logits(output: Any, option: LogitsOption, size: int | None = None) -> Tensor:
+    """Return the logits in a model's output.
+
+    Args:
+        output: what the model returned.
+        option: where the logits are; see ``Adapter``.
+        size: the batch size, if it is to be checked.
+    """
+    logits = _select_logits(output, option)
     if not isinstance(logits, Tensor) or logits.dim() < 2:
         what = f"shape {tuple(logits.shape)}" if isinstance(logits, Tensor) else f"a {type(logits).__name__}"
         raise TypeError(
@@ -95,20 +114,20 @@ def extract_logits(output: Any, pick: Logits, size: int | None = None) -> Tensor
     return logits
 
 
-def _picked(output: Any, pick: Logits) -> Any:
-    if callable(pick):
-        return pick(output)
-    if pick is not None:
-        if isinstance(pick, str) and not isinstance(output, Mapping):
-            return getattr(output, pick)
-        return output[pick]
+def _select_logits(output: Any, option: LogitsOption) -> Any:
+    if callable(option):
+        return option(output)
+    if option is not None:
+        if isinstance(option, str) and not isinstance(output, Mapping):
+            return getattr(output, option)
+        return output[option]
     if isinstance(output, Mapping):
-        known = [name for name in ("out", "logits") if name in output]
-        if not known:
-            raise TypeError(
-                f"the model returns a mapping with {sorted(map(str, output))}; say which holds the logits: logits=."
-            )
-        return output[known[0]]
+        for name in ("out", "logits"):
+            if name in output:
+                return output[name]
+        raise TypeError(
+            f"the model returns a mapping with {sorted(map(str, output))}; say which holds the logits: logits=."
+        )
     for name in ("out", "logits"):
         if hasattr(output, name):
             return getattr(output, name)
@@ -116,25 +135,25 @@ def _picked(output: Any, pick: Logits) -> Any:
 
 
 class Predictions(NamedTuple):
-    """Logits as rows, one per image, or per pixel where the output is dense; what a loss or a filter looks at."""
+    """Logits as rows, one per image, or one per pixel where the output is dense. Losses and filters work on these."""
 
     logits: Tensor
-    """``(rows, classes)`` in float32 or wider; zero where not usable."""
+    """``(rows, classes)`` in float32 or wider; zero in unusable rows."""
     usable: Tensor
-    """``(rows,)`` mask: of an image that is not padding, whose logits are finite and have a softmax."""
+    """``(rows,)`` mask of the rows of usable images."""
     images: Tensor
-    """``(B,)`` mask of those images."""
+    """``(B,)`` mask of the usable images: not padding, with finite logits that have a finite log-softmax."""
 
     @classmethod
     def of(cls, logits: Tensor, valid: Tensor | None = None) -> Predictions:
-        """Lay out logits ``(B, classes, *)``."""
+        """Lay out logits ``(B, classes, *)`` as rows."""
         planes = logits.flatten(2) if logits.dim() > 2 else logits.unsqueeze(2)
         wide = planes.dtype if planes.dtype == torch.float64 else torch.float32
         # Finite logits too may be so far apart that the entropy is NaN.
         images = F.log_softmax(planes.detach().to(wide), dim=1).isfinite().flatten(1).all(dim=1)
         if valid is not None:
             images = images & valid.to(images.device)
-        # A hostile image's logits become zeros, which pass no gradient on.
+        # The logits of an unusable image become zeros, which pass no gradient on.
         planes = torch.where(images.view(-1, 1, 1), planes, 0.0)
         rows = planes.transpose(1, 2).reshape(-1, planes.shape[1]).to(wide)
         return cls(rows, images.repeat_interleave(planes.shape[2], output_size=rows.shape[0]), images)
@@ -145,43 +164,44 @@ class Predictions(NamedTuple):
         return self.logits.shape[1]
 
     def entropy(self) -> Tensor:
-        """Each row's Shannon entropy, in nats."""
+        """Return each row's Shannon entropy, in nats."""
         return -(F.softmax(self.logits, dim=1) * F.log_softmax(self.logits, dim=1)).sum(dim=1)
 
     def probabilities(self) -> Tensor:
-        """Each row's softmax, as a constant."""
+        """Return each row's softmax, without gradients."""
         return F.softmax(self.logits.detach(), dim=1)
 
 
 def mean_over(values: Tensor, rows: Tensor) -> Tensor:
-    """The mean of the values that ``rows`` marks; 0 if it marks none."""
+    """Return the mean of the values that the mask ``rows`` marks; 0 if it marks none."""
     return torch.where(rows, values, 0.0).sum() / rows.sum().clamp(min=1)
 
 
-def detached(value: Any) -> Any:
-    """A model's output without its graph, whatever it is made of."""
-    return _rebuilt(value, Tensor.detach)
+def detach_output(value: Any) -> Any:
+    """Return a model's output, of any structure, with every tensor detached."""
+    return _map_tensors(value, Tensor.detach)
 
 
-def copied(value: Any) -> Any:
-    """A model's output that nobody else writes to, whatever it is made of."""
-    return _rebuilt(value, Tensor.clone)
+def clone_output(value: Any) -> Any:
+    """Return a model's output, of any structure, with every tensor cloned."""
+    return _map_tensors(value, Tensor.clone)
 
 
-def _rebuilt(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
+def _map_tensors(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
+    """Apply a function to the tensors of a value, within dataclasses and mappings that torch's pytree does not know."""
     if isinstance(value, Tensor):
         return change(value)
 
-    def within(part: Any) -> Any:
-        return tree_map(lambda leaf: _rebuilt(leaf, change), part)
+    def map_leaves(part: Any) -> Any:
+        return tree_map(lambda leaf: _map_tensors(leaf, change), part)
 
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        fields = {f.name: within(getattr(value, f.name)) for f in dataclasses.fields(value)}
+        fields = {f.name: map_leaves(getattr(value, f.name)) for f in dataclasses.fields(value)}
         value = copy.copy(value)
         for name, part in fields.items():
             object.__setattr__(value, name, part)
     elif isinstance(value, MutableMapping):
-        parts = {key: within(part) for key, part in value.items()}
+        parts = {key: map_leaves(part) for key, part in value.items()}
         value = copy.copy(value)
         value.update(parts)
     return value

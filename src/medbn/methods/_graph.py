@@ -22,14 +22,14 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflat
 from .. import cuda_graphs
 from ..cuda_graphs import HOOKS, PLAIN, CaptureError, form
 from ..layers import RobustBatchNorm
-from ._call import Inputs, copied
+from ._call import Inputs, clone_output
 
 if TYPE_CHECKING:
     from .base import Adapter
 
 KEPT = 4
 """Recordings per adapter; they share the memory in which a pass computes."""
-Gather = Callable[[], Callable[[int], None]]
+Gather = Callable[[], Callable[..., None]]
 AVERAGES = ("ema_mean", "ema_var")
 
 
@@ -45,7 +45,7 @@ class Answers:
         if not self._asked:
             _insist(adapter, inputs)
             self._asked = True
-        if inputs.valid is not None or not adapter.settled():
+        if inputs.valid is not None or not adapter.repeats_pass():
             return None
         key = _key(inputs)
         known = self._known.get(key)
@@ -95,7 +95,7 @@ class Answer:
         if self.averages:
             torch._foreach_copy_(self.averages, self.model.averages())
         self.graph.replay()
-        return tree_map(copied, self.output), self.gather
+        return tree_map(clone_output, self.output), self.gather
 
 
 def record(adapter: Adapter, inputs: Inputs, model: Unchanged, pool: Any) -> Answer:
@@ -108,8 +108,8 @@ def record(adapter: Adapter, inputs: Inputs, model: Unchanged, pool: Any) -> Ans
     first = next(leaf for leaf in static if isinstance(leaf, Tensor))
 
     def answer() -> tuple[Any, Gather]:
-        with adapter.averaging() as gather:
-            return adapter.run(call), gather
+        with adapter.observe_statistics() as gather:
+            return adapter.run_model(call), gather
 
     with torch.cuda.device(first.device), cuda_graphs.uncached_autocast(), model.holding(averages):
         cuda_graphs.warm_up(answer)

@@ -12,7 +12,7 @@ from ..layers import RobustBatchNorm
 
 
 def last_stage(model: nn.Module, layers: dict[str, RobustBatchNorm], given: str | Iterable[str] | None) -> set[str]:
-    """The names of the layers in the last stage, and after it.
+    """Return the names of the layers in the last stage and after it.
 
     ``given`` names them by shell patterns (``"layer4.*"``); an empty list says that there are none. Otherwise the
     model's structure tells: its stages are the parts, side by side at the first level where there are several, that

@@ -1,9 +1,10 @@
-"""What an attacker differentiates: an adapter as a function from a batch to its logits."""
+"""The surrogate of an adapter: a differentiable function from a batch to its logits, which attackers use."""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+import hashlib
+from collections.abc import Callable, Hashable
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
@@ -19,54 +20,79 @@ if TYPE_CHECKING:
     from .base import Adapter
 
 
-def surrogate(adapter: Adapter, gradient: str, of: str, temperature: float, unroll: int) -> View:
-    """See ``Adapter.surrogate``."""
+def make_surrogate(adapter: Adapter, gradient: str, of: str, temperature: float, unroll: int) -> Surrogate:
+    """Return a surrogate; ``Adapter.surrogate`` explains the arguments."""
     if of not in ("now", "source"):
         raise unknown_name("surrogate of", of, ("now", "source"))
     if unroll not in (0, 1):
         raise ValueError(f"unroll is 0 or 1, the number of adaptation steps to differentiate through; got {unroll!r}.")
     state = adapter.snapshot() if of == "now" else adapter.source_state
-    return View(adapter, state, gradients.get(gradient, temperature), unroll)
+    return Surrogate(adapter, state, gradients.get(gradient, temperature), unroll)
 
 
-class View:
-    """An adapter in one state, as a function. Its tensors are swapped in for each call, and nothing is written."""
+class Surrogate:
+    """An adapter in one state, as a function. Each call swaps that state's tensors in, and writes nothing."""
 
     def __init__(
-        self, adapter: Adapter, state: dict[str, Any], stand_in: Callable[[Estimator], Estimator] | None, unroll: int
+        self,
+        adapter: Adapter,
+        state: dict[str, Any],
+        backward_estimator: Callable[[Estimator], Estimator] | None,
+        unroll: int,
     ) -> None:
-        self.adapter, self.state, self.stand_in, self.unroll = adapter, state, stand_in, unroll
-        self.fixed: dict[str, Tensor] = dict(state["learned"])
-        """What the adapter's state puts in the place of the model's own: learned parameters and averages, by name."""
+        self.adapter, self.state, self.unroll = adapter, state, unroll
+        self.backward_estimator = backward_estimator
+        self.tensors: dict[str, Tensor] = dict(state["learned"])
+        """The state's learned parameters and moving averages, by their names in the model."""
         for name, (mean, var) in state["averages"].items():
             prefix = f"{name}." if name else ""
-            self.fixed |= {f"{prefix}ema_mean": mean, f"{prefix}ema_var": var}
+            self.tensors |= {f"{prefix}ema_mean": mean, f"{prefix}ema_var": var}
 
-    def holding(self, fixed: dict[str, Tensor]) -> View:
-        """The same function of other tensors."""
+    def with_tensors(self, tensors: dict[str, Tensor]) -> Surrogate:
+        """Return the same function with other tensors in the place of the state's."""
         other = copy.copy(self)
-        other.fixed = fixed
+        other.tensors = tensors
         return other
 
     def __call__(self, *args: Any, valid: Tensor | None = None, **kwargs: Any) -> Tensor:
-        """The logits of a batch."""
-        adapter, model, state = self.adapter, self.adapter.model, self.state
+        """Return the logits of a batch."""
+        adapter, model, state, backward = self.adapter, self.adapter.model, self.state, self.backward_estimator
         inputs = Inputs.of(args, kwargs, valid)
 
         def logits(learned: dict[str, Tensor]) -> Tensor:
-            output = torch.func.functional_call(model, {**self.fixed, **learned}, inputs.args, inputs.kwargs)
+            output = torch.func.functional_call(model, {**self.tensors, **learned}, inputs.args, inputs.kwargs)
             return extract_logits(output, adapter.logits, inputs.size)
 
         if model.training:
             model.eval()
-        through = hooks.backward_through(model, self.stand_in) if self.stand_in and adapter.layers else nullcontext()
+        policy = adapter.batch_policy(inputs.size, state["memory"])
+        normalise = nullcontext() if policy is None else hooks.use_policy(model, policy)
+        replace_gradient = hooks.backward_through(model, backward) if backward and adapter.layers else nullcontext()
         unrolls = bool(self.unroll and adapter.learned)
-        with adapter.attacked(state, inputs.size), adapter.counting(inputs):
-            # With a stand-in the step has other gradients too: its values are those of the true step all the same.
-            true = adapter.unrolled(logits, state, inputs) if unrolls and self.stand_in else {}
-            with through:
-                learned = adapter.unrolled(logits, state, inputs) if unrolls else {}
+        with normalise, adapter.ignore_padding(inputs):
+            # Replaced gradients change the step too. Its value is that of the true step, its gradient the replaced one.
+            true_step = adapter.unroll(logits, state, inputs) if unrolls and backward else {}
+            with replace_gradient:
+                learned = adapter.unroll(logits, state, inputs) if unrolls else {}
                 learned |= {
-                    n: kernels.substitute(p, learned[n]) if n in learned else p.detach() for n, p in true.items()
+                    n: kernels.substitute(p, learned[n]) if n in learned else p.detach() for n, p in true_step.items()
                 }
                 return logits(learned)
+
+
+def make_hashable(value: Any) -> Hashable:
+    """Return a hashable value that is equal for equal options.
+
+    Numbers and strings compare by type and value, tensors by contents, containers by their entries. Anything else might
+    hide a difference and is equal to nothing.
+    """
+    if value is None or isinstance(value, bool | int | float | str | bytes):
+        return (type(value), value)
+    if isinstance(value, Tensor):
+        contents = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
+        return (Tensor, value.dtype, tuple(value.shape), hashlib.blake2b(contents.data).digest())
+    if isinstance(value, dict):
+        return (dict, tuple((make_hashable(key), make_hashable(item)) for key, item in value.items()))
+    if isinstance(value, list | tuple):
+        return (type(value), tuple(make_hashable(item) for item in value))
+    return object()

@@ -1,4 +1,4 @@
-"""One step of an optimiser as a differentiable function of the gradients: what an attacker unrolls."""
+"""One optimiser step as a differentiable function of the gradients, for attacks that unroll it."""
 
 from __future__ import annotations
 
@@ -9,10 +9,16 @@ import torch
 from torch import Tensor
 
 
-def stepped(
+def optimizer_step(
     optimizer: torch.optim.Optimizer | None, state: dict[str, Any], gradients: Sequence[Tensor | None]
 ) -> dict[str, Tensor]:
-    """What the optimiser, with the moments of an adapter's snapshot, would make of the learned parameters."""
+    """Return the learned parameters after one step of the optimiser.
+
+    Args:
+        optimizer: Adam or SGD; others raise.
+        state: an adapter's snapshot, with the parameters and the optimiser's moments before the step.
+        gradients: one for each learned parameter; those without one are left out of the result.
+    """
     rule = _rules.get(type(optimizer))
     if rule is None:
         raise ValueError(f"unroll knows the steps of Adam and SGD, not of {type(optimizer).__name__}.")
@@ -34,7 +40,7 @@ def _adam(p: Tensor, g: Tensor, moments: dict[str, Any], options: dict[str, Any]
     g = g + options["weight_decay"] * p
     first = beta1 * moments.get("exp_avg", torch.zeros_like(p)) + (1 - beta1) * g
     second = beta2 * moments.get("exp_avg_sq", torch.zeros_like(p)) + (1 - beta2) * g.square()
-    # The root of 0 has no derivative; where there is no gradient, there is nothing to differentiate.
+    # The square root has no derivative at 0, which is reached only where there is no gradient.
     root = (second / (1 - beta2**step)).clamp(min=torch.finfo(p.dtype).tiny).sqrt()
     new: Tensor = p - options["lr"] * (first / (1 - beta1**step)) / (root + options["eps"])
     return new

@@ -1,16 +1,36 @@
-"""What all adaptation methods share: the call, the state, the optimiser, the attacker's view.
+"""Adapter: the base class of all test-time adaptation methods.
 
-A method is a short file with a subclass of Adapter, or of Learner if it learns. Calling an adapter predicts and adapts,
-once, and nothing else changes it. What a method keeps between calls, it keeps in ``self.memory``; then ``state.py``
-takes care of it.
+A method is one file with a subclass of Adapter, or of Learner (``learner.py``) if it learns parameters, under a name
+given by ``@register``. Calling an adapter predicts and adapts, once, and nothing else changes it. What a method keeps
+between calls it keeps in ``self.memory``; ``_state.py`` then saves and restores it.
+
+A subclass may override the following, and nothing else.
+
+Attributes of the class:
+    ``label``: what reports call the method; the name of the class by default.
+    ``presets``: options that differ from their defaults, by benchmark.
+    ``policy``: which statistics the layers normalise with.
+    ``adapts``, ``needs_source_images``, ``undo_failed_updates``, ``surrogate_from_policies``: see below.
+
+Methods of Adapter:
+    ``policy_for(layer)``: the policy of one layer, where layers differ.
+    ``batch_policy(images, memory)``: the policy that depends on the batch's size or on the memory.
+    ``prepare()``: what is to be done once, before the first call.
+    ``update(inputs, output)``: adapt to one batch.
+    ``commits_prediction()``: whether the statistics of the pass that predicts enter the moving averages.
+    ``remember(images)``: keep in memory what later batches need to know of this one.
+    ``surrogate_key(state, images)``: what an attacker's view depends on.
+
+Methods of Learner:
+    ``loss(predictions, memory, learned)``: what to minimise on a batch.
+    ``step(inputs, predictions)``: one step of learning, where it is more than one step down the loss.
+    ``unroll(logits, state, inputs)``: the same step, as a differentiable function of the batch.
 """
 
 from __future__ import annotations
 
-from abc import abstractmethod
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from functools import partial
 from typing import Any, ClassVar, cast
 
 import torch
@@ -21,15 +41,15 @@ from .. import hooks, layers, policies
 from .._errors import unknown_name
 from ..layers import RobustBatchNorm
 from ..policies import Policy
-from ._call import Inputs, Logits, Predictions, detached, extract_logits
+from ._call import Inputs, LogitsOption, detach_output
 from ._graph import Answers
-from ._stages import last_stage
 from ._state import Stateful
-from ._surrogate import surrogate
-from ._unroll import stepped
+from ._surrogate import Surrogate, make_hashable, make_surrogate
 
 NOTHING_FINITE = "no image of this batch has a finite output; nothing was adapted and no state has changed."
-OPTIMIZERS = {"adam": torch.optim.Adam, "sgd": torch.optim.SGD}
+
+Commit = Callable[[Policy | None], None]
+"""Commits the statistics of one batch to the moving averages, by a policy, or by each layer's own if it is None."""
 
 
 class Adapter(Stateful):
@@ -37,28 +57,49 @@ class Adapter(Stateful):
 
     Args:
         model: a model whose BatchNorm layers are robust; it is adapted in place.
-        logits: where the logits are in what the model returns: a key, an index or a function. None finds a tensor,
-            the first entry of a tuple, the keys or attributes ``out`` and ``logits``.
-        predict: ``"before"`` returns the predictions made on the way to the update (one forward pass; what TENT, EATA
-            and SAR return), ``"after"`` those of the updated model (the MedBN paper's metric; one more forward pass).
+        logits: where the logits are in the model's output: a key or attribute, an index or a function. None accepts a
+            tensor, the first entry of a tuple, and the keys or attributes ``out`` and ``logits``.
+        predict: ``"before"`` returns the predictions made before the update (one forward pass; what TENT, EATA and SAR
+            return), ``"after"`` those of the updated model (the MedBN paper's metric; one more forward pass).
         seed: of the method's own random choices.
-        graph: play the forward pass back from a CUDA graph: the same numbers, sooner where images are small. Calls of
-            one kind, which differ in the values of their tensors alone, are recorded when they come for the second
-            time. Not for models whose own code keeps something from call to call, or decides by values; and not for
-            methods that learn.
+        graph: replay the forward pass from a CUDA graph: the same numbers, faster where images are small. Calls that
+            differ only in the values of their tensors share a graph, which is captured at the second such call. Not for
+            models whose own code keeps something from call to call or branches on values, and not for methods that
+            learn.
 
     An adapter changes as it serves, so it serves one thread at a time.
     """
 
+    label: ClassVar[str]
+    """What reports call the method. ``register`` sets it to the name of the class if the class does not set it."""
     presets: ClassVar[dict[str, dict[str, Any]]] = {}
-    """Options that differ from the defaults, which are those of CIFAR-10, by preset."""
+    """Options that differ from the defaults, which are those of CIFAR-10, by benchmark."""
     policy: Policy = policies.batch()
+    """Which statistics all layers normalise with; see ``policy_for`` where layers differ."""
+    adapts: ClassVar[bool] = True
+    """False for a method that never changes: it also wraps models without BatchNorm and accepts non-finite output."""
+    needs_source_images: ClassVar[bool] = False
+    """Whether the option ``source``, batches of source images, must be given."""
+    undo_failed_updates: bool = False
+    """Whether ``update`` runs the model after it has changed something. Then a failure in it is undone, which costs a
+    copy of the state per batch."""
+    surrogate_from_policies: ClassVar[bool] = False
+    """Whether the layers' estimators and policies alone decide what a surrogate computes; see ``surrogate_key``. A
+    class must say so itself: subclasses do not inherit it."""
+
+    _options_key: Hashable
+
+    def __new__(cls, *args: Any, **options: Any) -> Adapter:
+        """Note the options, for ``surrogate_key``."""
+        adapter: Adapter = super().__new__(cls)
+        adapter._options_key = make_hashable((args[1:], {k: v for k, v in options.items() if k != "model"}))
+        return adapter
 
     def __init__(
         self,
         model: nn.Module,
         *,
-        logits: Logits = None,
+        logits: LogitsOption = None,
         predict: str = "before",
         seed: int = 0,
         graph: bool = False,
@@ -69,41 +110,102 @@ class Adapter(Stateful):
         self.logits = logits
         self.predict = predict
         self.graph = graph
+        self._policies: dict[str, Policy] = {}
+        self._policies_changed = False
         self._answers = Answers()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_answers": Answers()}  # a recording is of this very adapter
+        return {**self.__dict__, "_answers": Answers()}  # a graph reads this very adapter's tensors
 
     @torch.enable_grad()
     def begin(self) -> Adapter:
-        """Make the model ready and remember it as the source model; ``medbn.adapt`` calls this, once."""
+        """Make the model ready and keep its state as the source state; ``medbn.adapt`` calls this once."""
         self.eval()
         for parameter in self.model.parameters():
             parameter.requires_grad_(False)
-        for name, layer in self.layers.items():
-            layer.policy = self.policy_of(name)
-            if layer.policy.reference == "ema":
-                layer.ema_mean, layer.ema_var = (
-                    cast(Tensor, s).clone() for s in (layer.running_mean, layer.running_var)
-                )
+        self._set_policies()
+        self._policies_changed = False
+        for name in self._averaged():
+            layer = self.layers[name]
+            layer.ema_mean, layer.ema_var = (cast(Tensor, s).clone() for s in (layer.running_mean, layer.running_var))
         self.prepare()
         self.source_state = self.snapshot()
         return self
 
-    def policy_of(self, layer: str) -> Policy:
-        """Which statistics the layer of that name uses."""
+    def train(self, mode: bool = True) -> Adapter:
+        """Set the mode of the adapter; its model stays in eval(), so that dropout is off."""
+        super().train(mode)
+        self.model.eval()
+        return self
+
+    def restore(self, snapshot: dict[str, Any]) -> None:
+        """Return to a snapshot. What follows is then the same, to the bit."""
+        super().restore(snapshot)
+        self._set_policies()
+
+    # --- what a method overrides --------------------------------------------------------------------------------------
+
+    def policy_for(self, layer: str) -> Policy:
+        """Return the policy of the layer of that name; asked at the start, after every batch and after ``restore``."""
         return self.policy
 
+    def batch_policy(self, images: int, memory: dict[str, Any]) -> Policy | None:
+        """Return the policy by which a batch enters the moving averages, if it is not each layer's own.
+
+        An attacker sees the batch normalised by this policy too: with averages that include it.
+
+        Args:
+            images: how many images the batch has.
+            memory: of the adapter, in the state that is asked about.
+        """
+        return None
+
     def prepare(self) -> None:
-        """What a method needs once its layers are ready."""
+        """Do what must be done once the layers have their policies, before the first call."""
+
+    def update(self, inputs: Inputs, output: Any) -> bool:
+        """Adapt to one batch, beside the moving averages; return whether the model now predicts differently."""
+        return False
+
+    def commits_prediction(self) -> bool:
+        """Return whether the moving averages take the statistics of the pass that predicts.
+
+        If not, ``update`` may commit those of another pass.
+        """
+        return True
+
+    def remember(self, images: int) -> None:
+        """Keep in ``self.memory`` what later batches need to know of this one, which has just been committed."""
+
+    def surrogate_key(self, state: dict[str, Any], images: int) -> Hashable:
+        """Return a value that is equal for two adapters only if their surrogates compute the same function.
+
+        It stands for everything that a surrogate depends on beside the model and the tensors of the state, as long as
+        no step is unrolled: estimators and policies of the layers, where the logits are, and, unless the class declares
+        ``surrogate_from_policies``, the class, its options and its memory. Attacks that were crafted for one adapter
+        are reused for another where the keys are equal. Compare keys with ``==``; their ``repr`` may be ambiguous.
+
+        Args:
+            state: what the attacker knows: ``snapshot()`` or ``source_state``.
+            images: how many images the batch has.
+        """
+        policy = self.batch_policy(images, state["memory"])
+        normalisation = tuple(
+            (name, layer.estimator, layer.nonfinite, layer.policy if policy is None else policy)
+            for name, layer in self.layers.items()
+        )
+        logits: Hashable = self.logits if isinstance(self.logits, Hashable) else object()
+        if vars(type(self)).get("surrogate_from_policies"):
+            return (normalisation, type(logits), logits)
+        return (normalisation, type(logits), logits, type(self), self._options_key, make_hashable(state["memory"]))
 
     # --- one call -----------------------------------------------------------------------------------------------------
 
     def forward(self, *args: Any, valid: Tensor | None = None, **kwargs: Any) -> Any:
-        """Predict and adapt, once; returns what the model returns.
+        """Predict and adapt, once; return what the model returns.
 
-        ``valid`` marks, with a ``(B,)`` mask, the images that are not padding: only those take part in statistics,
-        losses and memory.
+        ``valid`` is a ``(B,)`` mask of the images that are not padding: only those take part in statistics, losses and
+        memory.
         """
         if torch.is_inference_mode_enabled():
             with torch.inference_mode(False):  # what is kept and learned must be able to have gradients
@@ -112,272 +214,132 @@ class Adapter(Stateful):
         if self.model.training:
             self.model.eval()
         # The contexts stay open during the backward pass, where activation checkpointing runs layers again.
-        counting = nullcontext() if inputs.valid is None else self.counting(inputs)
-        with torch.set_grad_enabled(bool(self.learned)), self.normalising(), counting:
-            output, commit = self.answer(inputs)
-            images = self.check(inputs, output)
-            before = self.snapshot() if self.fails_late() else None
-            try:
+        padding = nullcontext() if inputs.valid is None else self.ignore_padding(inputs)
+        with torch.set_grad_enabled(bool(self.learned)), padding:
+            output, commit = self._predict(inputs)
+            images = self._count_images(inputs, output)
+            undoes = self.undo_failed_updates or (self.predict == "after" and bool(self.learned))
+            with self._undo_on_error() if undoes else nullcontext():
                 if self.update(inputs, output) and self.predict == "after":
                     with torch.no_grad():
-                        output = self.run(inputs)
-            except BaseException:
-                if before is not None:
-                    self.restore(before)
-                raise
-        commit(images)
-        return tree_map(detached, output)
+                        output = self.run_model(inputs)
+        if commit is not None:
+            self.commit(commit, images)
+        return tree_map(detach_output, output)
 
-    def answer(self, inputs: Inputs) -> tuple[Any, Callable[[int], None]]:
-        """The model's output, and what lets a batch of so many images into the moving averages."""
+    def _predict(self, inputs: Inputs) -> tuple[Any, Commit | None]:
+        """Return the model's output, and what commits the statistics of this pass; None if they are not committed."""
         recording = self._answers.get(self, inputs) if self.graph else None
         if recording is not None:
             output, gather = recording.play(inputs)
+        elif self.commits_prediction():
+            with self.observe_statistics() as gather:
+                output = self.run_model(inputs)
         else:
-            with self.averaging() as gather:
-                output = self.run(inputs)
+            return self.run_model(inputs), None
         return output, gather()
 
-    def settled(self) -> bool:
-        """Whether the next batches are answered alike, but for their images and the moving averages."""
-        return True
-
-    def check(self, inputs: Inputs, output: Any) -> int:
-        """Refuse a batch that leaves nothing to adapt on, before anything has changed; how many images there are."""
-        images = int(inputs.finite_in(output).sum())
+    def _count_images(self, inputs: Inputs, output: Any) -> int:
+        """Return how many images have a finite output, and raise if there are none, before anything has changed."""
+        if not self.adapts:
+            return inputs.size
+        images = int(inputs.finite_images(output).sum())
         if not images:
             raise ValueError(NOTHING_FINITE)
         return images
 
-    def update(self, inputs: Inputs, output: Any) -> bool:
-        """Learn from one batch; whether the model now predicts differently. Methods that learn override this."""
-        return False
+    @contextmanager
+    def _undo_on_error(self) -> Iterator[None]:
+        before = self.snapshot()
+        try:
+            yield
+        except BaseException:
+            self.restore(before)
+            raise
 
-    def fails_late(self) -> bool:
-        """Whether the model still has to run when something has changed already; then a failure is undone."""
-        return bool(self.learned) and self.predict == "after"
+    # --- what methods and CUDA graphs use -----------------------------------------------------------------------------
 
-    def run(self, inputs: Inputs) -> Any:
-        """The model's output, under whatever contexts are open."""
+    def run_model(self, inputs: Inputs) -> Any:
+        """Return the model's output for a call."""
         return self.model(*inputs.args, **inputs.kwargs)
 
-    def normalising(self) -> AbstractContextManager[None]:
-        """How a test batch is normalised, where that is not by the layers' own policies."""
-        return nullcontext()
-
-    def attacked(self, state: dict[str, Any], images: int) -> AbstractContextManager[None]:
-        """How an attacker who knows that state sees so many images normalised: as served, if nothing else is said."""
-        return self.normalising()
-
-    def counting(self, inputs: Inputs) -> AbstractContextManager[None]:
-        """Leave padding out of the statistics."""
-        return hooks.mask_images(self.model, inputs.valid) if self.layers else nullcontext()
+    def repeats_pass(self) -> bool:
+        """Return whether the next pass normalises as the last one did, so that a captured one may replace it."""
+        return self.commits_prediction() and not self._policies_changed
 
     @contextmanager
-    def averaging(self, always_estimate: bool = False) -> Iterator[Callable[[], Callable[[int], None]]]:
-        """Watch the statistics of a pass; those of a batch without weight in that pass only if ``always_estimate``.
+    def observe_statistics(self) -> Iterator[Callable[[], Commit]]:
+        """Collect the batch's statistics in the passes inside.
 
-        The function that it gives gathers them, afterwards, and gives the one that lets them into the moving averages,
-        which wants to know of how many images they are.
+        The function that it yields is called after the pass. It gathers the statistics of all layers with a moving
+        average, and returns the function that commits them.
         """
-        found: dict[RobustBatchNorm, tuple[Tensor, Tensor]] = {}
+        statistics: dict[RobustBatchNorm, tuple[Tensor, Tensor]] = {}
 
-        def gather() -> Callable[[int], None]:
-            return partial(self.let_in, layers.gather_statistics(found))
+        def gather() -> Commit:
+            return layers.gather_statistics(statistics)
 
-        averaged = {name for name in self.layers if self.policy_of(name).reference == "ema"}
+        averaged = self._averaged()
         if not averaged:
             yield gather
             return
-        with hooks.observe(self.model, inputs=False, detached=True, always_estimate=always_estimate) as seen:
+        # Where the policy gives the batch no weight, layers do not estimate its statistics unless asked to.
+        estimate = any(self._policies[name].weight == 0 for name in averaged)
+        with hooks.observe(self.model, inputs=False, detached=True, always_estimate=estimate) as observations:
             yield gather
-            for o in seen:
-                first = o.name in averaged and o.layer not in found  # a layer that is used twice is committed once
+            for o in observations:
+                first = o.name in averaged and o.layer not in statistics  # a layer that runs twice is committed once
                 if first and o.batch_centre is not None and o.batch_variance is not None:
-                    found[o.layer] = o.batch_centre.detach(), o.batch_variance.detach()
+                    statistics[o.layer] = o.batch_centre.detach(), o.batch_variance.detach()
 
-    def let_in(self, commit: Callable[..., None], images: int) -> None:
-        """Let statistics of so many images into the moving averages, by the layers' policies if no other is given."""
-        commit()
+    def commit(self, commit: Commit, images: int) -> None:
+        """Commit the statistics of one batch to the moving averages, and remember the batch."""
+        commit(self.batch_policy(images, self.memory))
+        self.remember(images)
+        self._set_policies()
 
-    def train(self, mode: bool = True) -> Adapter:
-        """Adapters run their model in eval() always, so that dropout is off."""
-        super().train(mode)
-        self.model.eval()
-        return self
+    def ignore_padding(self, inputs: Inputs) -> AbstractContextManager[None]:
+        """Leave the padding of these inputs out of the statistics, inside the context."""
+        return hooks.mask_images(self.model, inputs.valid) if self.layers else nullcontext()
+
+    def _averaged(self) -> set[str]:
+        """Return the names of the layers with a moving average."""
+        return {name for name, policy in self._policies.items() if policy.reference == "ema"}
+
+    def _set_policies(self) -> None:
+        """Set the layers' policies where they have changed since they were last set."""
+        self._policies_changed = False
+        for name, layer in self.layers.items():
+            policy = self.policy_for(name)
+            current = self._policies.get(name)
+            if policy is not current and policy != current:
+                layer.policy = self._policies[name] = policy
+                self._policies_changed = True
 
     # --- the attacker's view ------------------------------------------------------------------------------------------
 
     def surrogate(
         self, gradient: str = "exact", of: str = "now", *, temperature: float = 0.5, unroll: int = 0
-    ) -> Callable[..., Tensor]:
-        """A differentiable function from a batch to its logits, which changes nothing however often it is called.
+    ) -> Surrogate:
+        """Return a differentiable function from a batch to its logits. Calling it changes nothing.
 
         Args:
-            gradient: how the backward pass sees the statistics: ``"exact"``, ``"straight_through"`` (as if they were
-                the mean's) or ``"smooth"`` (a soft quantile). Values are true in all three; see ``medbn.gradients``.
+            gradient: what the backward pass of the statistics is: ``"exact"``, ``"straight_through"`` (that of the
+                mean) or ``"smooth"`` (that of a soft quantile). Forward values are exact in all three; see
+                ``medbn.gradients``.
             of: ``"now"``, the adapter as it is at this moment (white box), or ``"source"``, as it was at the start.
             temperature: how soft ``"smooth"`` is.
             unroll: 1 to predict with the parameters after one step of the method on the batch, and to differentiate
                 through that step too; filters and SAM's perturbation are constants. 0 to leave the step out.
 
-        The function keeps the parameters, averages and memory of that moment, whatever the adapter does afterwards.
+        The function keeps the parameters, averages and memory of this moment, whatever the adapter does afterwards.
         They are in place during its forward pass only: switch activation checkpointing off, which runs layers again
         during the backward pass.
         """
-        return surrogate(self, gradient, of, temperature, unroll)
+        return make_surrogate(self, gradient, of, temperature, unroll)
 
-    def unrolled(
+    def unroll(
         self, logits: Callable[[dict[str, Tensor]], Tensor], state: dict[str, Any], inputs: Inputs
     ) -> dict[str, Tensor]:
-        """The learned parameters after one step on the batch, as a differentiable function of it."""
+        """Return the learned parameters after one step on the batch, as a differentiable function of the batch."""
         raise ValueError(f"{type(self).__name__} cannot be unrolled: it does not learn from the batch at hand.")
-
-
-class Learner(Adapter):
-    """An adapter that learns affine parameters.
-
-    Args:
-        model, logits, predict, seed: as for Adapter.
-        optimizer: ``"adam"`` (the MedBN paper's, for all methods), ``"sgd"``, or a function of parameters and ``lr``.
-        lr: 1e-3 in the MedBN paper.
-        weight_decay: none in the MedBN paper.
-        steps: updates per batch; one in the MedBN paper.
-        frozen: patterns of names of the robust layers not to learn. None for the method's own rule.
-    """
-
-    keeps_last_stage: ClassVar[bool] = False
-    """Whether the affine parameters of the last stage are left alone."""
-
-    def __init__(
-        self,
-        model: nn.Module,
-        *,
-        optimizer: str | Callable[..., torch.optim.Optimizer] = "adam",
-        lr: float = 1e-3,
-        weight_decay: float = 0.0,
-        steps: int = 1,
-        frozen: str | Iterable[str] | None = None,
-        logits: Logits = None,
-        predict: str = "before",
-        seed: int = 0,
-    ) -> None:
-        super().__init__(model, logits=logits, predict=predict, seed=seed)
-        if steps < 1:
-            raise ValueError(f"steps is the number of updates per batch, at least 1; got {steps}.")
-        if not callable(optimizer) and optimizer not in OPTIMIZERS:
-            raise unknown_name("optimizer", optimizer, OPTIMIZERS)
-        self.steps = steps
-        self.frozen = frozen
-        make = optimizer if callable(optimizer) else OPTIMIZERS[optimizer]
-        decay = {"weight_decay": weight_decay} if weight_decay or not callable(optimizer) else {}
-        self._make_optimizer: Callable[..., torch.optim.Optimizer] = partial(make, lr=lr, **decay)
-
-    def prepare(self) -> None:
-        """Choose what is learned, and give it to the optimiser."""
-        asks = self.keeps_last_stage or self.frozen is not None
-        left_alone = last_stage(self.model, self.layers, self.frozen) if asks else set()
-        for name, layer in self.layers.items():
-            for kind in ("weight", "bias"):
-                parameter = getattr(layer, kind)
-                if parameter is None or name in left_alone or any(parameter is p for p in self.learned.values()):
-                    continue
-                if parameter.dtype == torch.float16:
-                    raise ValueError(
-                        f"{self._name()} takes steps that float16 cannot represent; keep the model in float32 and call"
-                        " the adapter under torch.autocast, or use bfloat16."
-                    )
-                self.learned[f"{name}.{kind}" if name else kind] = parameter.requires_grad_(True)
-        if not self.learned:
-            raise ValueError(
-                f"{type(self.model).__name__} has no affine parameters for {type(self).__name__} to learn."
-            )
-        self.optimizer = self._make_optimizer(list(self.learned.values()))
-
-    def update(self, inputs: Inputs, output: Any) -> bool:
-        """Take ``steps`` steps; those after the first look at the batch again."""
-        predictions = self.predictions(inputs, output)
-        if not bool(predictions.images.any()):
-            raise ValueError(NOTHING_FINITE)
-        updated = self.step(inputs, predictions)
-        for _ in range(self.steps - 1):
-            updated = self.step(inputs, self.look(inputs)) or updated
-        return updated
-
-    def fails_late(self) -> bool:
-        """Also between several steps."""
-        return self.steps > 1 or super().fails_late()
-
-    def predictions(self, inputs: Inputs, output: Any) -> Predictions:
-        """What a loss or a filter looks at."""
-        return Predictions.of(extract_logits(output, self.logits, inputs.size), inputs.valid)
-
-    def step(self, inputs: Inputs, predictions: Predictions) -> bool:
-        """One step down the loss; whether one was taken."""
-        loss = self.loss(predictions, self.memory, dict(self.learned))
-        if loss is None:
-            return False
-        if not self.descend(self.gradients(loss)):
-            return False
-        self.remember(predictions)
-        return True
-
-    @abstractmethod
-    def loss(self, predictions: Predictions, memory: dict[str, Any], learned: dict[str, Tensor]) -> Tensor | None:
-        """What to minimise on this batch, given what is remembered and learned; None if nothing can be learned."""
-
-    def remember(self, predictions: Predictions) -> None:
-        """Keep what the next batch needs to know of this one, in ``self.memory``."""
-
-    def look(self, inputs: Inputs) -> Predictions:
-        """Predict once more, differentiably, with the parameters as they are."""
-        with torch.enable_grad():
-            return self.predictions(inputs, self.run(inputs))
-
-    def gradients(self, loss: Tensor) -> list[Tensor]:
-        """The loss's gradients with respect to what is learned."""
-        parameters = list(self.learned.values())
-        found = torch.autograd.grad(loss, parameters, allow_unused=True)
-        return [torch.zeros_like(p) if g is None else g for p, g in zip(parameters, found, strict=True)]
-
-    def descend(self, gradients: list[Tensor]) -> bool:
-        """One step of the optimiser; none, and False, if a gradient is not finite."""
-        assert self.optimizer is not None
-        if not bool(torch.stack([g.isfinite().all() for g in gradients]).all()):
-            return False
-        for parameter, gradient in zip(self.learned.values(), gradients, strict=True):
-            parameter.grad = gradient
-        self.optimizer.step()
-        self.optimizer.zero_grad()
-        return True
-
-    @contextmanager
-    def ascended(self, gradients: list[Tensor], rho: float) -> Iterator[None]:
-        """Sharpness-aware minimisation (Foret et al., 2021): stand ρ·g/‖g‖ uphill, and return to the bit.
-
-        The gradient taken up there goes to ``descend``, down here; so SAM has no state beside its optimiser's.
-        """
-        parameters = list(self.learned.values())
-        here = [p.detach().clone() for p in parameters]
-        with torch.no_grad():
-            scale = rho / (torch.stack([g.norm() for g in gradients]).norm() + 1e-12)
-            for parameter, gradient in zip(parameters, gradients, strict=True):
-                parameter.add_(gradient * scale)
-        try:
-            yield
-        finally:
-            with torch.no_grad():
-                for parameter, value in zip(parameters, here, strict=True):
-                    parameter.copy_(value)
-
-    def unrolled(
-        self, logits: Callable[[dict[str, Tensor]], Tensor], state: dict[str, Any], inputs: Inputs
-    ) -> dict[str, Tensor]:
-        """One step of the optimiser from the state's moments, down the loss."""
-        with torch.enable_grad():
-            learned = {name: p.detach().requires_grad_() for name, p in state["learned"].items()}
-            loss = self.loss(Predictions.of(logits(learned), inputs.valid), state["memory"], learned)
-            if loss is None:
-                return {}
-            gradients = torch.autograd.grad(loss, list(learned.values()), create_graph=True, allow_unused=True)
-        return stepped(self.optimizer, state, gradients)

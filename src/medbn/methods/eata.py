@@ -11,14 +11,17 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ._call import Inputs, Predictions, mean_over
-from .base import Learner
+from ._catalogue import register
+from .learner import Learner
 
 
+@register("eta")
 class ETA(Learner):
     """Minimises the mean of exp(E₀ − E(x)) · E(x) over the samples that are reliable and not redundant.
 
-    E(x) is the entropy of the prediction f(x), and the weight a constant. Reliable is E(x) < E₀; not redundant is
-    cos(f(x), m) < ε, where m is a moving average of the predictions that were learned from.
+    E(x) is the entropy of the prediction f(x); the weight exp(E₀ − E(x)) is a constant in the gradient. A sample is
+    reliable if E(x) < E₀, and not redundant if |cos(f(x), m)| < ε, where m is a moving average of the predictions of
+    the samples that were learned from.
 
     Args:
         model: the model to adapt.
@@ -28,10 +31,11 @@ class ETA(Learner):
         average: the weight of the past in that average; 0.9 in EATA's code.
         options: those of Learner.
 
-    EATA's code averages the loss over the selected samples, and takes no step when there are none; so do we.
+    Like EATA's code, we average the loss over the selected samples, and take no step when there are none.
     """
 
     presets: ClassVar[dict[str, dict[str, Any]]] = {"imagenet": {"redundancy": 0.05}}
+    surrogate_from_policies: ClassVar[bool] = True
 
     def __init__(
         self, model: nn.Module, *, margin: float = 0.4, redundancy: float = 0.4, average: float = 0.9, **options: Any
@@ -43,20 +47,24 @@ class ETA(Learner):
         self.memory["prediction"] = None
 
     def loss(self, predictions: Predictions, memory: dict[str, Any], learned: dict[str, Tensor]) -> Tensor | None:
-        """The weighted entropy; None if no sample is selected."""
+        """Return the weighted entropy; None if no sample is selected."""
         entropy, selected = predictions.entropy(), self._select(predictions, memory)
         if not bool(selected.any()):
             return None
         margin = self.margin * math.log(predictions.classes)
         return mean_over(entropy * torch.exp(margin - entropy.detach()), selected)
 
-    def remember(self, predictions: Predictions) -> None:
-        """Let the predictions that were learned from into the average."""
+    def step(self, inputs: Inputs, predictions: Predictions) -> bool:
+        """Take one step, and update the average of the predictions that were learned from."""
+        if not super().step(inputs, predictions):
+            return False
         past = self.memory["prediction"]
         new = predictions.probabilities()[self._select(predictions, self.memory)].mean(dim=0)
         self.memory["prediction"] = new if past is None else self.average * past + (1 - self.average) * new
+        return True
 
     def _select(self, predictions: Predictions, memory: dict[str, Any]) -> Tensor:
+        """Return a mask of the samples that are reliable and not redundant."""
         selected = predictions.usable & (predictions.entropy().detach() < self.margin * math.log(predictions.classes))
         if memory["prediction"] is None:
             return selected
@@ -64,16 +72,17 @@ class ETA(Learner):
         return selected & (similarity.abs() < self.redundancy)
 
 
+@register("eata")
 class EATA(ETA):
-    """ETA, and the penalty β · Σᵢ ωᵢ (θᵢ − θᵢ⁰)² on moving parameters that matter on source data.
+    """ETA with the penalty β · Σᵢ ωᵢ (θᵢ − θᵢ⁰)² on moving parameters that matter on source data.
 
     ωᵢ is the diagonal of the Fisher information: the mean squared gradient of the cross-entropy with the model's own
     predictions as labels.
 
     Args:
         model: the model to adapt.
-        source: batches of source images, unlabelled: what the model takes, or tuples whose first entry is that. ω is
-            measured on them, once.
+        source: batches of source images, unlabelled: inputs of the model, or tuples whose first entry is that input. ω
+            is measured on them, once.
         fisher_weight: β; 1 on CIFAR and 2000 on ImageNet, as in EATA's code.
         fisher_samples: how many source images to use; 2000 in EATA's paper.
         options: those of ETA and Learner.
@@ -83,6 +92,8 @@ class EATA(ETA):
     """
 
     presets: ClassVar[dict[str, dict[str, Any]]] = {"imagenet": {"redundancy": 0.05, "fisher_weight": 2000.0}}
+    needs_source_images: ClassVar[bool] = True
+    surrogate_from_policies: ClassVar[bool] = True
 
     def __init__(
         self,
@@ -106,10 +117,10 @@ class EATA(ETA):
     def prepare(self) -> None:
         """Measure the Fisher information."""
         super().prepare()
-        self.memory["fisher"] = self._fisher(self.source, self.fisher_samples)
-        self.source = ()  # it may hold a whole data set
+        self.memory["fisher"] = self._fisher_information(self.source, self.fisher_samples)
+        self.source = ()  # the source images may be a whole data set; they are not needed any more
 
-    def _fisher(self, source: Iterable[Any], samples: int) -> dict[str, Tensor]:
+    def _fisher_information(self, source: Iterable[Any], samples: int) -> dict[str, Tensor]:
         squares = [torch.zeros_like(p) for p in self.learned.values()]
         batches = seen = 0
         device = next(iter(self.learned.values())).device
@@ -117,12 +128,12 @@ class EATA(ETA):
             inputs = Inputs.of((batch[0] if isinstance(batch, tuple | list) else batch,), {})
             count = min(inputs.size, samples - seen)
             images = {place: images[:count].to(device) for place, images in inputs.images().items()}
-            predictions = self.look(inputs.with_images(images, count))
+            predictions = self.predict_again(inputs.with_images(images, count))
             if not bool(predictions.usable.any()):
                 raise ValueError("a batch of source= has no image with a finite output.")
             labels = predictions.logits.detach().argmax(dim=1)
             loss = mean_over(F.cross_entropy(predictions.logits, labels, reduction="none"), predictions.usable)
-            squares = [s + g.square() for s, g in zip(squares, self.gradients(loss), strict=True)]
+            squares = [s + g.square() for s, g in zip(squares, self.gradients_of(loss), strict=True)]
             batches, seen = batches + 1, seen + count
             if seen >= samples:
                 break
@@ -131,7 +142,7 @@ class EATA(ETA):
         return {name: s / batches for name, s in zip(self.learned, squares, strict=True)}
 
     def loss(self, predictions: Predictions, memory: dict[str, Any], learned: dict[str, Tensor]) -> Tensor | None:
-        """ETA's loss and the penalty."""
+        """Return ETA's loss plus the penalty."""
         loss = super().loss(predictions, memory, learned)
         if loss is None:
             return None

@@ -10,28 +10,32 @@ import torch
 from torch import Tensor, nn
 
 from ._call import Inputs, Predictions, mean_over
-from ._unroll import stepped
-from .base import Learner
+from ._catalogue import register
+from ._unroll import optimizer_step
+from .learner import Learner, sam_perturbation
 
 
+@register("sar")
 class SAR(Learner):
-    """Minimises the worst entropy within ρ of the parameters, over reliable samples; recovers the model on collapse.
+    """Minimises the worst entropy within ρ of the parameters over reliable samples; resets the model on collapse.
 
-    Reliable is an entropy below E₀. The worst is SAM's: at θ + ρ·g/‖g‖, where g is the gradient at θ.
+    A sample is reliable if its entropy is below E₀. SAM approximates the worst parameters by θ + ρ·g/‖g‖, where g is
+    the gradient at θ.
 
     Args:
         model: the model to adapt.
         margin: E₀ as a fraction of ln(classes); 0.4 in SAR's paper and the MedBN paper.
-        rho: how far uphill SAM looks; 0.05 in SAR's paper.
+        rho: ρ of SAM; 0.05 in SAR's paper.
         recovery: the model is reset when the moving average of the loss falls below this; 0.2 in SAR's paper.
         average: the weight of the past in that average; 0.9 in SAR's paper.
         options: those of Learner; the affine parameters of the last stage are not learned, as in SAR's paper.
 
-    The second filter, uphill, is nested inside the first. Where a filter selects nothing, no step is taken. SAR's code
-    keeps the collapsed average after a recovery, which then repeats on every batch; we start a new one.
+    A sample is learned from if it is reliable both at θ and at θ + ρ·g/‖g‖. Where there is no such sample, no step is
+    taken. SAR's code keeps the collapsed average after a reset, which then repeats on every batch; we start a new one.
     """
 
-    keeps_last_stage: ClassVar[bool] = True
+    freezes_last_stage: ClassVar[bool] = True
+    surrogate_from_policies: ClassVar[bool] = True
 
     def __init__(
         self,
@@ -51,19 +55,19 @@ class SAR(Learner):
         self.memory["loss"] = None
 
     def step(self, inputs: Inputs, predictions: Predictions) -> bool:
-        """Filter, climb, filter again, descend; recover if the loss has collapsed."""
+        """Take one SAM step on the reliable samples; reset the model if the loss has collapsed."""
         reliable = self._reliable(predictions)
         if not bool(reliable.any()):
             return False
-        uphill = self.gradients(mean_over(predictions.entropy(), reliable))
-        with self.ascended(uphill, self.rho):
-            predictions = self.look(inputs)
+        gradients = self.gradients_of(mean_over(predictions.entropy(), reliable))
+        with self.sam_ascent(gradients, self.rho):
+            predictions = self.predict_again(inputs)
             reliable = reliable & self._reliable(predictions)
             if not bool(reliable.any()):
                 return False
             loss = mean_over(predictions.entropy(), reliable)
-            gradients = self.gradients(loss)
-        if not self.descend(gradients):
+            gradients = self.gradients_of(loss)
+        if not self.take_step(gradients):
             return False
         past, new = self.memory["loss"], loss.item()
         self.memory["loss"] = new if past is None else self.average * past + (1 - self.average) * new
@@ -72,38 +76,33 @@ class SAR(Learner):
         return True
 
     def loss(self, predictions: Predictions, memory: dict[str, Any], learned: dict[str, Tensor]) -> Tensor | None:
-        """The mean entropy of the reliable rows."""
+        """Return the mean entropy of the reliable rows; None if there are none."""
         reliable = self._reliable(predictions)
         return mean_over(predictions.entropy(), reliable) if bool(reliable.any()) else None
 
-    def unrolled(
+    def unroll(
         self, logits: Callable[[dict[str, Tensor]], Tensor], state: dict[str, Any], inputs: Inputs
     ) -> dict[str, Tensor]:
-        """One sharpness-aware step; where SAM climbs to is a constant, and a recovery is not foreseen."""
+        """Return the parameters after one SAM step; its perturbation is a constant, and a reset is left out."""
         with torch.enable_grad():
-            learned = {name: p.detach().requires_grad_() for name, p in state["learned"].items()}
+            learned = self.leaf_parameters(state)
             predictions = Predictions.of(logits(learned), inputs.valid)
             reliable = self._reliable(predictions)
             if not bool(reliable.any()):
                 return {}
-            loss = mean_over(predictions.entropy(), reliable)
-            found = torch.autograd.grad(loss, list(learned.values()), allow_unused=True)
-            uphill = [torch.zeros_like(p) if g is None else g for p, g in zip(learned.values(), found, strict=True)]
-            scale = self.rho / (torch.stack([g.norm() for g in uphill]).norm() + 1e-12)
-            there = {
-                name: (p + scale * g).detach().requires_grad_()
-                for (name, p), g in zip(learned.items(), uphill, strict=True)
+            gradients = self.gradients_of(mean_over(predictions.entropy(), reliable), learned.values())
+            perturbed = {
+                name: (p + move).detach().requires_grad_()
+                for (name, p), move in zip(learned.items(), sam_perturbation(gradients, self.rho), strict=True)
             }
-            predictions = Predictions.of(logits(there), inputs.valid)
+            predictions = Predictions.of(logits(perturbed), inputs.valid)
             reliable = reliable & self._reliable(predictions)
             if not bool(reliable.any()):
                 return {}
             loss = mean_over(predictions.entropy(), reliable)
-            return stepped(
-                self.optimizer,
-                state,
-                torch.autograd.grad(loss, list(there.values()), create_graph=True, allow_unused=True),
-            )
+            step = torch.autograd.grad(loss, list(perturbed.values()), create_graph=True, allow_unused=True)
+            return optimizer_step(self.optimizer, state, step)
 
     def _reliable(self, predictions: Predictions) -> Tensor:
+        """Return a mask of the reliable rows."""
         return predictions.usable & (predictions.entropy().detach() < self.margin * math.log(predictions.classes))

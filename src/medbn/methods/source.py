@@ -1,24 +1,23 @@
-"""The un-adapted model: training statistics, nothing learned. What every adaptation is compared with."""
+"""Source: the model without adaptation, which every method is compared with."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import ClassVar
 
 from .. import policies
 from ..policies import Policy
-from ._call import Inputs
+from ._catalogue import register
 from .base import Adapter
 
 
+@register("source")
 class Source(Adapter):
-    """Wraps any model, also one without BatchNorm, and never changes."""
+    """Normalises with the training statistics and learns nothing; wraps any model, also one without BatchNorm."""
 
     policy = policies.source()
+    adapts: ClassVar[bool] = False
+    surrogate_from_policies: ClassVar[bool] = True
 
-    def policy_of(self, layer: str) -> Policy:
-        """A layer without training statistics does what torch's does: it uses the batch's."""
+    def policy_for(self, layer: str) -> Policy:
+        """Return ``source``; for a layer without training statistics ``batch``, which torch's layer uses too."""
         return self.policy if self.layers[layer].running_mean is not None else policies.batch()
-
-    def check(self, inputs: Inputs, output: Any) -> int:
-        """Nothing is adapted, so any output will do."""
-        return inputs.size

@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
+from ._catalogue import register
 from .base import Adapter
 
 
+@register("tebn")
 class TeBN(Adapter):
     """Normalises every batch with its own statistics; learns nothing and keeps nothing."""
+
+    surrogate_from_policies: ClassVar[bool] = True

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 from torch import Tensor
 
 from ._call import Predictions, mean_over
-from .base import Learner
+from ._catalogue import register
+from .learner import Learner
 
 
+@register("tent")
 class Tent(Learner):
     """Minimises the mean entropy −Σ p·log p of the predictions over all affine parameters, one step per batch.
 
     Its options are those of Learner, with the MedBN paper's defaults.
     """
 
+    label: ClassVar[str] = "TENT"
+    surrogate_from_policies: ClassVar[bool] = True
+
     def loss(self, predictions: Predictions, memory: dict[str, Any], learned: dict[str, Tensor]) -> Tensor | None:
-        """Mean entropy over the usable rows."""
+        """Return the mean entropy of the usable rows."""
         return mean_over(predictions.entropy(), predictions.usable)

@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from .. import models
-from ..methods import adapt
-from ..methods.base import Adapter
+from ..methods import Adapter, adapt
 from .measurement import Candidate, Measurement, paths
 from .settings import DTYPES, LAYOUTS, Settings
 from .timing import Call, compare

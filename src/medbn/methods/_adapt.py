@@ -1,0 +1,85 @@
+"""adapt: wrap a model in a test-time adaptation method."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from typing import Any
+
+from torch import nn
+
+from .. import estimators
+from .._errors import unknown_name
+from ..convert import Names, convert
+from ..estimators import Estimator
+from ..layers import RobustBatchNorm
+from ._call import refuse_inference_mode
+from ._catalogue import get, options
+from .base import Adapter
+
+
+def adapt(
+    model: nn.Module,
+    method: str = "tent",
+    estimator: str | Estimator | None = None,
+    *,
+    preset: str = "cifar10",
+    inplace: bool = False,
+    include: Names = None,
+    exclude: Names = None,
+    **method_options: Any,
+) -> Adapter:
+    """Wrap a model in a test-time adaptation method; calling the result predicts *and* adapts.
+
+    Args:
+        model: any model with BatchNorm; its layers are made robust as needed. Source wraps any model at all.
+        method: a name from ``medbn.methods.available()``.
+        estimator: how the robust layers estimate their statistics; see ``medbn.estimators``. None keeps the estimators
+            of a model that has robust layers, and is ``"median"`` for one that has none.
+        preset: ``"cifar10"``, ``"cifar100"`` or ``"imagenet"``: the published options of the method for that benchmark.
+        inplace: adapt this very model: its layers are converted, only learned parameters keep requiring gradients, and
+            it is switched to eval(). Otherwise a copy is adapted, and the caller's model stays as it is.
+        include: make only these BatchNorm layers robust; see ``medbn.convert``.
+        exclude: never make these robust.
+        method_options: the method's options, which ``medbn.methods.options(method)`` lists and its class explains.
+
+    >>> import torch, medbn
+    >>> model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.Flatten(), nn.Linear(8 * 6 * 6, 10))
+    >>> tta = medbn.adapt(model, method="tent", estimator="median")
+    >>> tta(torch.rand(16, 3, 8, 8)).shape
+    torch.Size([16, 10])
+    """
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"expected a torch.nn.Module, got {type(model).__name__}.")
+    refuse_inference_mode()
+    for module in model.modules():
+        if isinstance(module, Adapter):
+            raise TypeError(
+                f"the model is adapted by {type(module).__name__} already; pass the model inside: tta.model."
+            )
+    kind = get(method)
+    names = options(method, preset)
+    for name in method_options:
+        if name not in names:
+            raise unknown_name(f"option of {kind.__name__}", name, names)
+    if estimator is not None:
+        estimator = estimators.get(estimator)
+    # An iterator is consumed once, and in-place adaptation needs its contents twice.
+    method_options = {n: list(value) if isinstance(value, Iterator) else value for n, value in method_options.items()}
+    if inplace:  # what can fail fails on a copy
+        adapt(model, method, estimator, preset=preset, include=include, exclude=exclude, **method_options)
+    else:
+        model = copy.deepcopy(model)
+    if kind.adapts:
+        _make_robust(model, estimator, include, exclude)
+    return kind(model, **{**kind.presets.get(preset, {}), **method_options}).begin()
+
+
+def _make_robust(model: nn.Module, estimator: Estimator | None, include: Names, exclude: Names) -> None:
+    """Convert plain BatchNorm layers, and give all robust layers the estimator if there is one."""
+    robust = [layer for layer in model.modules() if isinstance(layer, RobustBatchNorm)]
+    if estimator is None and robust and include is None and exclude is None:
+        return
+    nonfinite = {layer.nonfinite for layer in robust}
+    options = {"nonfinite": nonfinite.pop() if len(nonfinite) == 1 else None, "include": include, "exclude": exclude}
+    convert(model, "median" if estimator is None else estimator, **options)  # type: ignore[arg-type]

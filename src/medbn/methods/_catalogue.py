@@ -1,0 +1,80 @@
+"""The methods by name, with their options."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from .._errors import unknown_name
+from .._registry import Registry
+from .base import Adapter
+
+PRESETS = ("cifar10", "cifar100", "imagenet")
+"""Benchmarks for which methods have published options."""
+
+Method = TypeVar("Method", bound=type[Adapter])
+_methods: Registry[type[Adapter]] = Registry("method")
+
+
+def register(name: str, *, replace: bool = False) -> Callable[[Method], Method]:
+    """Return a class decorator that makes a subclass of Adapter available as ``method=name``.
+
+    Args:
+        name: the method's name, in lower case.
+        replace: replace the method of that name, if there is one.
+    """
+    _methods.check_name(name)
+    if name != name.lower():
+        raise ValueError(f"the name of a method is in lower case, such as {name.lower()!r}; got {name!r}.")
+
+    def add(method: Method) -> Method:
+        if not (inspect.isclass(method) and issubclass(method, Adapter)):
+            raise TypeError(f"a method is a subclass of medbn.methods.Adapter, got {method!r}.")
+        _methods.register(name, method, replace=replace)
+        if "label" not in vars(method):
+            method.label = method.__name__
+        return method
+
+    return add
+
+
+def unregister(name: str) -> None:
+    """Remove a method's name."""
+    _methods.unregister(name.lower())
+
+
+def available() -> list[str]:
+    """Return the names that ``method=`` accepts.
+
+    >>> available()
+    ['eata', 'eta', 'mdia', 'past', 'sar', 'sema', 'sotta', 'source', 'tebn', 'tent']
+    """
+    return sorted(_methods)
+
+
+def get(method: str) -> type[Adapter]:
+    """Return the class of that name; case does not matter."""
+    return _methods.get(method.lower() if isinstance(method, str) else method)
+
+
+def options(method: str, preset: str = "cifar10") -> dict[str, Any]:
+    """Return a method's options and their values under a preset.
+
+    >>> options("sema")
+    {'momentum': 0.2, 'counted': False, 'logits': None, 'predict': 'before', 'seed': 0, 'graph': False}
+    """
+    if preset not in PRESETS:
+        raise unknown_name("preset", preset, PRESETS)
+    kind = get(method)
+    defaults: dict[str, Any] = {}
+    for base in kind.__mro__:
+        if "__init__" not in vars(base):
+            continue
+        parameters = inspect.signature(vars(base)["__init__"]).parameters.values()
+        for parameter in parameters:
+            if parameter.kind is inspect.Parameter.KEYWORD_ONLY:
+                defaults.setdefault(parameter.name, parameter.default)
+        if all(parameter.kind is not inspect.Parameter.VAR_KEYWORD for parameter in parameters):
+            break  # it passes no options on to its base class
+    return {**defaults, **kind.presets.get(preset, {})}

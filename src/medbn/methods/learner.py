@@ -1,0 +1,183 @@
+"""Learner: the base class of the methods that learn affine parameters. ``base.py`` lists what a method overrides."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from .._errors import unknown_name
+from ._call import Inputs, LogitsOption, Predictions, extract_logits
+from ._stages import last_stage
+from ._unroll import optimizer_step
+from .base import NOTHING_FINITE, Adapter
+
+OPTIMIZERS = {"adam": torch.optim.Adam, "sgd": torch.optim.SGD}
+
+
+class Learner(Adapter):
+    """An adapter that learns affine parameters.
+
+    Args:
+        model, logits, predict, seed: as for Adapter.
+        optimizer: ``"adam"`` (the MedBN paper's, for all methods), ``"sgd"``, or a function of parameters and ``lr``.
+        lr: 1e-3 in the MedBN paper.
+        weight_decay: none in the MedBN paper.
+        steps: updates per batch; one in the MedBN paper.
+        frozen: patterns of names of the robust layers not to learn. None for the method's own rule.
+    """
+
+    freezes_last_stage: ClassVar[bool] = False
+    """Whether the affine parameters of the last stage are not learned, unless ``frozen`` says otherwise."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        optimizer: str | Callable[..., torch.optim.Optimizer] = "adam",
+        lr: float = 1e-3,
+        weight_decay: float = 0.0,
+        steps: int = 1,
+        frozen: str | Iterable[str] | None = None,
+        logits: LogitsOption = None,
+        predict: str = "before",
+        seed: int = 0,
+    ) -> None:
+        super().__init__(model, logits=logits, predict=predict, seed=seed)
+        if steps < 1:
+            raise ValueError(f"steps is the number of updates per batch, at least 1; got {steps}.")
+        if not callable(optimizer) and optimizer not in OPTIMIZERS:
+            raise unknown_name("optimizer", optimizer, OPTIMIZERS)
+        self.steps = steps
+        self.frozen = frozen
+        self.undo_failed_updates = self.undo_failed_updates or steps > 1  # the model runs between the steps
+        make = optimizer if callable(optimizer) else OPTIMIZERS[optimizer]
+        decay = {"weight_decay": weight_decay} if weight_decay or not callable(optimizer) else {}
+        self._make_optimizer: Callable[..., torch.optim.Optimizer] = partial(make, lr=lr, **decay)
+
+    def prepare(self) -> None:
+        """Choose the parameters to learn, and make the optimiser."""
+        chooses = self.freezes_last_stage or self.frozen is not None
+        frozen = last_stage(self.model, self.layers, self.frozen) if chooses else set()
+        for name, layer in self.layers.items():
+            for kind in ("weight", "bias"):
+                parameter = getattr(layer, kind)
+                if parameter is None or name in frozen or any(parameter is p for p in self.learned.values()):
+                    continue
+                if parameter.dtype == torch.float16:
+                    raise ValueError(
+                        f"{self._name()} takes steps that float16 cannot represent; keep the model in float32 and call"
+                        " the adapter under torch.autocast, or use bfloat16."
+                    )
+                self.learned[f"{name}.{kind}" if name else kind] = parameter.requires_grad_(True)
+        if not self.learned:
+            raise ValueError(
+                f"{type(self.model).__name__} has no affine parameters for {type(self).__name__} to learn."
+            )
+        self.optimizer = self._make_optimizer(list(self.learned.values()))
+
+    # --- what a method overrides --------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def loss(self, predictions: Predictions, memory: dict[str, Any], learned: dict[str, Tensor]) -> Tensor | None:
+        """Return what to minimise on a batch; None if nothing can be learned from it.
+
+        Args:
+            predictions: of the batch.
+            memory: of the adapter, or of the state of a surrogate that unrolls a step.
+            learned: the parameters, by name.
+        """
+
+    def step(self, inputs: Inputs, predictions: Predictions) -> bool:
+        """Take one step down the loss; return whether one was taken."""
+        loss = self.loss(predictions, self.memory, dict(self.learned))
+        return loss is not None and self.take_step(self.gradients_of(loss))
+
+    def unroll(
+        self, logits: Callable[[dict[str, Tensor]], Tensor], state: dict[str, Any], inputs: Inputs
+    ) -> dict[str, Tensor]:
+        """Return the learned parameters after one step, as a differentiable function of the batch.
+
+        Args:
+            logits: returns the batch's logits under given learned parameters.
+            state: a snapshot with the parameters, memory and optimiser before the step.
+            inputs: the batch.
+        """
+        with torch.enable_grad():
+            learned = self.leaf_parameters(state)
+            loss = self.loss(Predictions.of(logits(learned), inputs.valid), state["memory"], learned)
+            if loss is None:
+                return {}
+            gradients = torch.autograd.grad(loss, list(learned.values()), create_graph=True, allow_unused=True)
+        return optimizer_step(self.optimizer, state, gradients)
+
+    # --- what steps are made of ---------------------------------------------------------------------------------------
+
+    def update(self, inputs: Inputs, output: Any) -> bool:
+        """Take ``steps`` steps; those after the first predict the batch again."""
+        predictions = self.predictions_of(inputs, output)
+        if not bool(predictions.images.any()):
+            raise ValueError(NOTHING_FINITE)
+        updated = self.step(inputs, predictions)
+        for _ in range(self.steps - 1):
+            updated = self.step(inputs, self.predict_again(inputs)) or updated
+        return updated
+
+    def predictions_of(self, inputs: Inputs, output: Any) -> Predictions:
+        """Return the predictions in the model's output."""
+        return Predictions.of(extract_logits(output, self.logits, inputs.size), inputs.valid)
+
+    def predict_again(self, inputs: Inputs) -> Predictions:
+        """Run the model once more, with gradients and the parameters as they are now."""
+        with torch.enable_grad():
+            return self.predictions_of(inputs, self.run_model(inputs))
+
+    def gradients_of(self, loss: Tensor, parameters: Iterable[Tensor] | None = None) -> list[Tensor]:
+        """Return the loss's gradient with respect to each learned parameter; zero where it does not depend on it."""
+        parameters = list(self.learned.values() if parameters is None else parameters)
+        gradients = torch.autograd.grad(loss, parameters, allow_unused=True)
+        return [torch.zeros_like(p) if g is None else g for p, g in zip(parameters, gradients, strict=True)]
+
+    def take_step(self, gradients: list[Tensor]) -> bool:
+        """Take one step of the optimiser; none if a gradient is not finite. Return whether it was taken."""
+        assert self.optimizer is not None
+        if not bool(torch.stack([g.isfinite().all() for g in gradients]).all()):
+            return False
+        for parameter, gradient in zip(self.learned.values(), gradients, strict=True):
+            parameter.grad = gradient
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        return True
+
+    @contextmanager
+    def sam_ascent(self, gradients: list[Tensor], rho: float) -> Iterator[None]:
+        """Move the parameters by ρ·g/‖g‖ inside the context (SAM, Foret et al., 2021), and back to the bit.
+
+        The gradient computed inside goes to ``take_step`` outside; so SAM has no state beside its optimiser's.
+        """
+        parameters = list(self.learned.values())
+        before = [p.detach().clone() for p in parameters]
+        with torch.no_grad():
+            for parameter, move in zip(parameters, sam_perturbation(gradients, rho), strict=True):
+                parameter.add_(move)
+        try:
+            yield
+        finally:
+            with torch.no_grad():
+                for parameter, value in zip(parameters, before, strict=True):
+                    parameter.copy_(value)
+
+    def leaf_parameters(self, state: dict[str, Any]) -> dict[str, Tensor]:
+        """Return copies of a state's learned parameters that require gradients, for ``unroll``."""
+        return {name: p.detach().requires_grad_() for name, p in state["learned"].items()}
+
+
+def sam_perturbation(gradients: Sequence[Tensor], rho: float) -> list[Tensor]:
+    """Return ρ·g/‖g‖ for each parameter, where ‖g‖ is the norm over all of them."""
+    scale = rho / (torch.stack([g.norm() for g in gradients]).norm() + 1e-12)
+    return [g * scale for g in gradients]
