@@ -72,7 +72,7 @@ def test_smoke_forms_run_and_report(name, tmp_path):
         for stored in cells:
             for batch in stored.batches:
                 assert 0 <= batch.get("wrong", batch.get("wrong_clean")) <= batch["images"]
-        page = report.FORMATS["html"](report.build(store))
+        page = report.FORMATS.get("html").write(report.build(store))
     assert smoke.name in page
     assert len(page) < 3_000_000
 

@@ -109,7 +109,7 @@ def test_recipes_lists_everything(capsys, tmp_path):
         (["run", "demo", "--device", "cuda:99"], "cannot be used"),
         (["report", "{}/none.db"], "no store"),
         (["report", "{}/half.toml"], "not a store"),
-        (["report", "{}/half.toml", "--format", "word"], "invalid choice"),
+        (["report", "{}/half.toml", "--format", "word"], "Available: csv, html"),
         (["recipes", "demos"], "Did you mean 'demo'"),
         (["demo", "--sead", "3"], "--sead"),
         (["dance"], "invalid choice"),

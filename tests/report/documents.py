@@ -6,6 +6,9 @@ import math
 import random
 import struct
 import zlib
+from collections.abc import Iterator
+
+import pytest
 
 from medbn.report.document import (
     Curves,
@@ -232,3 +235,20 @@ def nasty() -> Document:
         ],
         {NASTY: NASTY},
     )
+
+
+BOTH = [pytest.param(demo, id="demo"), pytest.param(nasty, id="nasty")]
+
+
+def measures(document: Document) -> Iterator[Measure]:
+    """Yield every measure of a document, found without the code under test."""
+    for section in document.sections:
+        for part in section.parts:
+            if isinstance(part, Table):
+                yield from (value for row in part.rows for value in row if isinstance(value, Measure))
+            elif isinstance(part, Heatmap):
+                yield from (value for row in part.values for value in row if value is not None)
+            elif isinstance(part, Scatter):
+                yield from (value for point in part.points for value in (point.x, point.y))
+            elif isinstance(part, Curves):
+                yield from (value for line in part.series.values() for _, value in line)

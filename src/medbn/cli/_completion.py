@@ -55,3 +55,10 @@ def estimator_names() -> list[str]:
     from .. import estimators
 
     return estimators.available()
+
+
+def format_names() -> list[str]:
+    """Return the formats of reports."""
+    from .. import report
+
+    return report.FORMATS.available()

@@ -7,11 +7,10 @@ import sys
 from pathlib import Path
 
 from .._files import replace_atomically
-from ._completion import complete, recipe_names
+from ._completion import complete, format_names, recipe_names
 from ._terminal import check_destination
 
 SUMMARY = "write stored results as a page, or as Markdown, LaTeX, CSV or JSON"
-SUFFIXES = {"html": ".html", "markdown": ".md", "latex": ".tex", "csv": ".csv", "json": ".json"}
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -20,7 +19,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "examples:\n  medbn report medbn.db\n  medbn report medbn.db --recipe targeted-instant --format latex --out -"
     )
     parser.add_argument("store", nargs="?", default="medbn.db", metavar="STORE", help="default: medbn.db")
-    parser.add_argument("--format", default="html", choices=SUFFIXES, help="default: html")
+    form = parser.add_argument(
+        "--format", default="html", metavar="NAME", help="html (default), markdown, latex, csv or json"
+    )
+    complete(form, format_names)
     recipes = parser.add_argument("--recipe", nargs="+", metavar="NAME", help="only these recipes of the store")
     complete(recipes, recipe_names)
     parser.add_argument("--out", metavar="FILE", help="default: STORE with another suffix; '-' prints the report")
@@ -43,14 +45,14 @@ def write(store: str, kind: str = "html", names: list[str] | None = None, out: s
         out: path of the report, ``"-"`` to print it; by default beside the store.
     """
     from ..bench import Store
-    from ..report import FORMATS
-    from ..report.build import build
+    from ..report import FORMATS, build
 
-    path = Path(out) if out else Path(store).with_suffix(SUFFIXES[kind])
+    form = FORMATS.get(kind)
+    path = Path(out) if out else Path(store).with_suffix(form.suffix)
     with Store(store, create=False) as opened:
         if out != "-":
             _check(path)
-        text = FORMATS[kind](build(opened, names))
+        text = form.write(build(opened, names))
     if out == "-":
         sys.stdout.write(text)
         return None

@@ -1,20 +1,19 @@
-"""Reports: what a store holds as a page, or as text for other programs."""
+"""Reports: the results in a store as one page that works offline, or as text for other programs.
+
+    from medbn import bench, report
+
+    with bench.Store("medbn.db") as store:
+        document = report.build(store)
+    page = report.FORMATS.get("html").write(document)
+
+``content`` decides what is shown and makes a ``Document`` of it; ``html`` and ``export`` write a document.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-
-from . import page, texts
-from .build import build, headline
+from . import export, html
+from .content import build, headline
 from .document import Document
+from .formats import FORMATS, Format, register_format
 
-__all__ = ["FORMATS", "Document", "build", "headline"]
-
-FORMATS: Mapping[str, Callable[[Document], str]] = {
-    "html": page.html,
-    "markdown": texts.markdown,
-    "latex": texts.latex,
-    "csv": texts.csv,
-    "json": texts.json,
-}
-"""How a document can be shown, by name."""
+__all__ = ["FORMATS", "Document", "Format", "build", "export", "headline", "html", "register_format"]

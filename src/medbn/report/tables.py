@@ -1,150 +1,114 @@
-"""Tables and heat maps as HTML tables."""
+"""Tables before they are written in a format: the best cells, cells with fewer batches, and figures as tables."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-from . import markup, palette, values
-from .document import Heatmap, Measure, Table, Value
-from .palette import Palette
-
-_NOTHING = '<span class="nothing" aria-label="not measured">–</span>'
-_UPRIGHT = 8
-"""Heat maps with more columns than this have upright headings."""
+from .document import Curves, Facts, Gallery, Heatmap, Measure, Part, Scatter, Table, Text, Value
+from .values import finite_number
 
 
-@dataclass(frozen=True)
-class _Column:
-    """What a column holds as a whole: text alone, or numbers with so many decimals."""
-
-    text: bool
-    places: int | None
-
-
-def _name(text: str, colours: Palette) -> str:
-    """A label; the name of a defence has its mark before it, as in the pictures."""
-    sign = palette.swatch(colours.colour(text), colours.place(text)) if text in colours.known else ""
-    return f"{sign}{_heading(text, colours)}"
+def pad(table: Table) -> tuple[list[str], list[list[Value]]]:
+    """Return the columns and rows of a table, all of one length: short rows get empty cells."""
+    width = max([len(table.columns), *(len(row) for row in table.rows)])
+    columns = [*table.columns, *[""] * (width - len(table.columns))]
+    return columns, [[*row, *[None] * (width - len(row))] for row in table.rows]
 
 
-def _heading(text: str, colours: Palette) -> str:
-    """A name that may break in a narrow column, but not within the name of a defence."""
-    return markup.inline(text) if any(name in text for name in colours.known) else markup.heading(text)
+def numeric_columns(table: Table) -> list[bool]:
+    """Return for each column whether it holds numbers, which are aligned at the right."""
+    columns, rows = pad(table)
+    return [c >= table.labels and not any(isinstance(row[c], str) for row in rows) for c in range(len(columns))]
 
 
-def _label(value: Value, colours: Palette, repeated: bool) -> str:
-    name = "repeated" if repeated else "series-name" if values.shown(value) in colours.known else ""
-    kind = markup.attribute("class", name)
-    value_number = values.number(value)
-    key = "" if value_number is None else f' data-sort="{value_number!r}"'
-    return f'<th scope="row"{kind}{key}>{_name(values.shown(value), colours)}</th>'
+def smaller_counts(table: Table) -> dict[tuple[int, int], int]:
+    """Return by (row, column) the counts of measures from fewer batches or targets than others of their column.
 
-
-def _cell(value: Value, column: _Column, best: bool, bar: str, count: int | None) -> str:
-    """One value. The key to sort by is the number itself, not its rounded text."""
-    if isinstance(value, str) or column.text:
-        return f'<td class="text">{markup.inline(values.shown(value))}</td>'
-    key = values.number(value)
-    sort = "" if key is None else f' data-sort="{key!r}"'
-    kind = f"value{' best' if best else ''}"
-    if not values.shown(value):
-        return f'<td class="{kind}">{_NOTHING}</td>'
-    title, extra = "", '<span class="unseen"> (best)</span>' if best else ""
-    if isinstance(value, Measure):
-        title = markup.attribute("title", values.remark(value))
-        if bar and key is not None and 0 <= key <= 100:
-            extra += f'<span class="bar {bar}" style="--share:{key:.1f}%"></span>'
-        inside = markup.measure(value, count)
-    else:
-        inside = f'<span class="number">{markup.escape(values.shown(value, column.places))}</span>'
-    return f'<td class="{kind}"{sort}{title}>{inside}{extra}</td>'
-
-
-def _head(text: str, colours: Palette, sortable: bool, is_label: bool) -> str:
-    kind = "label" if is_label else "value"
-    if not text:
-        return f'<td class="{kind}"></td>'
-    inside = _heading(text, colours)
-    if sortable:
-        inside = f'<button type="button">{inside}</button>'
-    return f'<th scope="col" class="{kind}">{inside}</th>'
-
-
-def _column(found: list[Value]) -> _Column:
-    text = any(isinstance(value, str) for value in found)
-    return _Column(text and all(isinstance(value, str | None) for value in found), values.places(found))
-
-
-def _caption(title: str, caption: str) -> str:
-    """The caption, which is the title for those who only hear the page: they already met it as a heading."""
-    if not caption:
-        return f'<caption class="unseen">{markup.inline(title)}</caption>' if title else ""
-    return f"<caption><span>{markup.inline(caption)}</span></caption>"
-
-
-def table(part: Table, colours: Palette, headline: bool = False) -> str:
-    """A table in a box of its own that scrolls where it is wider than the page.
-
-    ``headline`` makes its numbers large, with a bar under each in the colour of its row's defence.
+    With ``table.across``, than others of their row.
     """
-    columns, rows = values.padded(part)
-    if not rows:
-        return '<p class="empty">Nothing was measured.</p>'
-    best, short = values.best(part), values.fewer(part)
-    kinds = [_column([row[c] for row in rows]) for c in range(len(columns))]
-    lines = []
+    lines: dict[int, dict[tuple[int, int], int]] = {}
+    for r, row in enumerate(table.rows):
+        for c, value in enumerate(row):
+            if isinstance(value, Measure) and value.count is not None and finite_number(value) is not None:
+                lines.setdefault(r if table.across else c, {})[r, c] = value.count
+    return {place: n for line in lines.values() for place, n in line.items() if n < max(line.values())}
+
+
+def best_cells(table: Table) -> set[tuple[int, int]]:
+    """Return the (row, column) of the best measures of a table; plain numbers (seconds, counts) do not compete.
+
+    They are compared down each column, among the rows that share every label but the last (the defences under one
+    method); or, with ``table.across``, along each row. Measures from fewer batches than others do not compete either,
+    and where all are equal none is best.
+    """
+    if table.best is None:
+        return set()
+    choose = {"low": min, "high": max}[table.best]
+    incomparable = smaller_counts(table)
+    columns, rows = pad(table)
+    groups: dict[object, list[tuple[int, int]]] = {}
     for r, row in enumerate(rows):
-        labels = [values.shown(value) for value in row[: part.labels]]
-        before = [values.shown(value) for value in rows[r - 1][: part.labels]] if r else []
-        series = next((label for label in labels if label in colours.known), None)
-        bar = (colours.colour(series) if series else "plain") if headline else ""
-        cells = [
-            # A repeated label is quiet, except the last, which tells the row from its neighbours.
-            _label(row[c], colours, c < part.labels - 1 and labels[: c + 1] == before[: c + 1])
-            if c < part.labels
-            else _cell(row[c], kinds[c], (r, c) in best, bar, short.get((r, c)))
-            for c in range(len(columns))
-        ]
-        new_group = r > 0 and part.labels > 1 and labels[0] != before[0]
-        lines.append(('<tr class="group">' if new_group else "<tr>") + "".join(cells) + "</tr>")
-    heads = "".join(_head(c, colours, len(rows) > 1, i < part.labels or kinds[i].text) for i, c in enumerate(columns))
-    kind = "headline" if headline else ""
-    notes = "".join(f"<li>{markup.inline(note)}</li>" for note in part.notes)
-    # Buttons to sort by bring the keyboard into the box already; without them the box itself must take the focus.
-    focus = "" if len(rows) > 1 else ' tabindex="0"'
-    return (
-        f'<div class="scroll" role="group"{focus}{markup.attribute("aria-label", part.title)}>\n'
-        f'<table class="sortable {kind}">{_caption(part.title, part.caption)}\n'
-        f"<thead><tr>{heads}</tr></thead>\n<tbody>\n{chr(10).join(lines)}\n</tbody></table></div>"
-        + (f'\n<ul class="notes">{notes}</ul>' if notes else "")
-    )
+        for c in range(table.labels, len(columns)):
+            key = r if table.across else (c, *map(str, row[: max(table.labels - 1, 0)]))
+            groups.setdefault(key, []).append((r, c))
+    best: set[tuple[int, int]] = set()
+    for places in groups.values():
+        scores = {}
+        for r, c in places:
+            value = rows[r][c]
+            score = finite_number(value) if isinstance(value, Measure) and (r, c) not in incomparable else None
+            if score is not None:
+                scores[r, c] = score
+        if len(set(scores.values())) > 1:
+            winner = choose(scores.values())
+            best |= {place for place, score in scores.items() if score == winner}
+    return best
 
 
-def _warm(value: Measure | None, part: Heatmap) -> str:
-    key = values.number(value)
-    if value is None or key is None:
-        return f"<td>{_NOTHING}</td>"
-    title = markup.attribute("title", values.remark(value))
-    return f'<td class="{palette.heat_class(key, part.low, part.high)}"{title}>{values.decimal(key)}</td>'
+def as_table(part: Part, upright: bool = False) -> Table | None:
+    """Return the numbers of any part as a table; None for text, which has none.
+
+    ``upright`` puts the longer side of a heat map into the rows: fifteen corruptions do not fit across a page.
+    """
+    if isinstance(part, Table):
+        return part
+    if isinstance(part, Heatmap):
+        return _heatmap_numbers(part, upright)
+    if isinstance(part, Scatter):
+        return _scatter_numbers(part)
+    if isinstance(part, Curves):
+        return _curves_numbers(part)
+    if isinstance(part, Gallery):
+        rows = [[label, picture.alt, picture.caption] for label, pictures in part.rows for picture in pictures]
+        return Table(part.title, ["Row", "Picture", "Caption"], rows, part.caption)
+    if isinstance(part, Text):
+        return None
+    assert isinstance(part, Facts)
+    return Table(part.title, ["Name", "Value"], part.items)
 
 
-def heatmap(part: Heatmap, colours: Palette) -> str:
-    """A heat map: a real table whose cells are coloured, so that it can be read aloud as well."""
-    if not part.rows or not part.columns:
-        return '<p class="empty">Nothing was measured.</p>'
-    kind = " upright" if len(part.columns) > _UPRIGHT else ""
-    heads = "".join(f'<th scope="col"><span>{markup.inline(name)}</span></th>' for name in part.columns)
-    lines = []
-    for r, name in enumerate(part.rows):
-        line = part.values[r] if r < len(part.values) else ()
-        cells = "".join(_warm(line[c] if c < len(line) else None, part) for c in range(len(part.columns)))
-        lines.append(f'<tr><th scope="row">{_name(name, colours)}</th>{cells}</tr>')
-    scale = (
-        f'<div class="scale" aria-hidden="true"><span>{values.shown(part.low)}</span><i></i>'
-        f"<span>{values.shown(part.high)}</span></div>"
-    )
-    return (
-        f'<div class="scroll" role="group" tabindex="0"{markup.attribute("aria-label", part.title)}>\n'
-        f'<table class="heat{kind}">{_caption(part.alt or part.title, "")}\n'
-        f"<thead><tr><td></td>{heads}</tr></thead>\n<tbody>\n{chr(10).join(lines)}\n</tbody></table></div>\n{scale}"
-    )
+def _heatmap_numbers(part: Heatmap, upright: bool) -> Table:
+    grid = [[*line, *[None] * (len(part.columns) - len(line))] for line in part.values]
+    columns, rows = part.columns, part.rows
+    if upright and len(part.columns) > len(part.rows):
+        grid = [[line[c] for line in grid] for c in range(len(part.columns))]
+        columns, rows = rows, columns
+    named = [[name, *line] for name, line in zip(rows, grid, strict=False)]
+    return Table(part.title, ["Name", *columns], named, part.caption)
+
+
+def _scatter_numbers(part: Scatter) -> Table:
+    shapes = any(point.shape for point in part.points)
+    columns = ["Point", "Series", *(["Shape"] if shapes else []), part.x_label, part.y_label]
+    rows: list[list[Value]] = [[p.label, p.series, *([p.shape] if shapes else []), p.x, p.y] for p in part.points]
+    return Table(part.title, columns, rows, part.caption, labels=3 if shapes else 2)
+
+
+def _curves_numbers(part: Curves) -> Table:
+    measured = {name: dict(line) for name, line in part.series.items()}
+    published = {name: dict(line) for name, line in part.reference.items()}
+    places = sorted({x for line in measured.values() for x in line} | {x for line in published.values() for x in line})
+    columns = [part.x_label, *measured, *(f"{name}, published" for name in published)]
+    rows: list[list[Value]] = [
+        [x, *(line.get(x) for line in measured.values()), *(line.get(x) for line in published.values())] for x in places
+    ]
+    caption = f"{part.y_label}. {part.caption}" if part.caption else part.y_label
+    return Table(part.title, columns, rows, caption)

@@ -13,8 +13,7 @@ from typing import Any
 import pytest
 
 from medbn import bench
-from medbn.report import build
-from medbn.report.page import html
+from medbn.report import FORMATS, build
 from tests.report.documents import CORRUPTIONS, ERRORS, demo, nasty
 
 REQUIRED = os.environ.get("MEDBN_BROWSER") == "required"
@@ -74,7 +73,7 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     with bench.Store(folder / "measured.db") as store:
         documents = {"demo": demo(), "nasty": nasty(), "measured": build(store)}
     for name, document in documents.items():
-        (folder / f"{name}.html").write_text(html(document), encoding="utf-8")
+        (folder / f"{name}.html").write_text(FORMATS.get("html").write(document), encoding="utf-8")
     return {name: folder / f"{name}.html" for name in documents}
 
 

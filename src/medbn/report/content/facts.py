@@ -1,0 +1,58 @@
+"""What was run, how long it took, and the commands that repeat it."""
+
+from __future__ import annotations
+
+import time
+
+from ...bench import Attack, Results
+from ..document import Facts, Part, Table, Text, Value
+from .labels import corruption_label, estimator_label, order_estimators
+
+
+def time_parts(results: Results) -> list[Part]:
+    """Return the time that was spent on each estimator, for attacks and for the rest."""
+    rows: list[list[Value]] = []
+    for estimator in order_estimators(set(results.values(lambda cell: cell.estimator))):
+        one = results.select(lambda cell, estimator=estimator: cell.estimator == estimator)  # type: ignore[misc]
+        attack, rest = one.seconds()
+        crafted = sum(1 for batch in one.batches if "attack_s" in batch and not batch.get("shared"))
+        per_attack = round(attack / crafted, 2) if crafted else None
+        total = len(one.batches)
+        rows.append(
+            [estimator_label(estimator), total, crafted, per_attack, round(rest / total, 3), round(attack + rest)]
+        )
+    columns = ["normalisation", "batches", "of them crafted", "attack, s", "prediction and adaptation, s", "all, s"]
+    return [Table("Time spent", columns, rows, "A batch that two methods would craft alike is crafted once.")]
+
+
+def run_parts(results: Results) -> list[Part]:
+    """Return the facts of the last run, and the commands of all runs."""
+    recipe, last = results.recipe, results.runs[-1]
+    attacks = {result.cell.attack for result in results.cells if result.cell.attack}
+    settings = {result.cell.setting for result in results.cells}
+    sizes = sorted(
+        {(s.malicious, s.batch_size) for s in settings}, key=lambda pair: (pair[0], f"{pair[0]} of {pair[1]}")
+    )
+    items = [
+        ("recipe", recipe["name"]),
+        ("data and model", "; ".join(sorted({f"{s.dataset} (severity {s.severity}), {s.model}" for s in settings}))),
+        ("batches", f"{len(results.batches):,} in {len(results.cells):,} streams"),
+        ("malicious images", ", ".join(f"{malicious} of {size}" for malicious, size in sizes)),
+        ("corruptions", ", ".join(map(corruption_label, results.values(lambda cell: cell.corruption)))),
+        ("attacks", "; ".join(sorted(map(_describe, attacks))) or "none"),
+        ("scenario", recipe["scenario"] if attacks else "no attack"),
+        ("seeds", ", ".join(str(seed) for seed in sorted(results.values(lambda cell: cell.seed)))),
+        ("device", "; ".join(sorted({batch.get("device", "unknown") for batch in results.batches}))),
+        ("versions", f"medbn {last.facts['medbn']}, torch {last.facts['torch']}, Python {last.facts['python']}"),
+        ("last run", time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(last.began))),
+    ]
+    commands = dict.fromkeys(run.command for run in results.runs if run.command)
+    return [Facts("Facts", items), *(Text(command, code=True) for command in commands)]
+
+
+def _describe(attack: Attack) -> str:
+    """Return the options of an attack that decide how strong it is."""
+    return (
+        f"{attack.objective}, {attack.label} gradient, {attack.steps} steps of {attack.step_size * 255:.3g}/255,"
+        f" ε {attack.epsilon:.3g}"
+    )

@@ -1,0 +1,32 @@
+"""The scatter plot of a panel: error without an attack against harm under the worst attack."""
+
+from __future__ import annotations
+
+from ..document import Part, Point, Scatter
+from .labels import capitalise, estimator_label, method_label
+from .measures import measure_harm, measure_without
+from .panels import Panel
+
+
+def frontier_parts(panel: Panel) -> list[Part]:
+    """Return one point for each method and estimator; nothing for a sweep or without an attack."""
+    if panel.attack is None or panel.sweep:
+        return []
+    points, partial = [], []
+    for method, estimator in panel.groups:
+        results = panel.group(method, estimator)
+        x, y = measure_without(results.complete()), measure_harm(results.hardest())
+        if x is not None and y is not None:
+            label = f"{method_label(method)} + {estimator_label(estimator)}"
+            points.append(Point(label, estimator_label(estimator), x, y, method_label(method)))
+            partial += [label] if results.complete().places() != results.places() else []
+    alt = "Scatter plot. " + " ".join(
+        f"{p.label}: {p.x.value:.1f} without, {p.y.value:.1f} under attack." for p in points
+    )
+    worst = "the worst attack" if len(panel.columns) > 1 else "the attack"
+    title = f"{capitalise(panel.title)}: {panel.harm} against error without attack"
+    caption = partial and (
+        "Both are over the batches on which all of these attacks were run: fewer than under Results, and so with other"
+        f" errors without attack, for {', '.join(partial)}."
+    )
+    return [Scatter(title, alt, "error without attack, %", f"{panel.harm} ({worst}), %", points, caption=caption or "")]

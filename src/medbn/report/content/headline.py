@@ -1,0 +1,115 @@
+"""The main table of a panel: error without an attack and harm under each attack; and differences to BatchNorm."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+from ...bench import Cell, Store
+from ...bench import results as stored
+from ..document import Measure, Part, Table, Value
+from .labels import BASELINE, attack_label, capitalise, estimator_label, method_label
+from .measures import counts, coverage_notes, difference, measure_harm, measure_without
+from .panels import Panel, split
+
+_WORST = "worst of them"
+
+
+def headline(store: Store, name: str) -> list[tuple[str, list[str], list[list[str]]]]:
+    """Return the main tables of a recipe as text, for a terminal: title, columns, rows."""
+    tables = []
+    for results in stored.read(store, [name]):
+        for panel in split(results) if results.cells else ():
+            table = headline_table(panel)
+            rows = [[f"{v.value:.1f}" if isinstance(v, Measure) else str(v or "") for v in row] for row in table.rows]
+            tables.append((f"{table.title}: {table.caption.split(',')[0]}; lower is better.", [*table.columns], rows))
+    return tables
+
+
+def headline_parts(panel: Panel) -> list[Part]:
+    """Return the main table of a panel, and the differences to BatchNorm where an attack was run."""
+    return [headline_table(panel), *_difference_table(panel)]
+
+
+def headline_table(panel: Panel) -> Table:
+    """Return one row for each method and estimator, one column for each attack or number of a sweep."""
+    compares_attacks = panel.attack is not None and not panel.sweep
+    worst = compares_attacks and len(panel.columns) > 1 and panel.one_attacker
+    rows: list[list[Value]] = []
+    for method, estimator in panel.groups:
+        results = panel.group(method, estimator)
+        row: list[Value] = [
+            method_label(method),
+            estimator_label(estimator) if method != "source" else "un-adapted",
+        ]
+        row += [measure_without(results)] if compares_attacks else []
+        row += [measure_harm(panel.in_column(column, results)) for column in panel.columns]
+        row += [measure_harm(results.hardest())] if worst else []
+        rows.append(row)
+    columns = ["method", "normalisation", *_value_columns(panel, compares_attacks), *([_WORST] if worst else [])]
+    axis = f" In columns: {panel.sweep}." if panel.sweep else ""
+    caption = f"{panel.harm[0].upper()}{panel.harm[1:]} in per cent, with 95 % intervals; lower is better.{axis}"
+    notes = [*_notes(panel), *coverage_notes(rows)]
+    if worst and any(len(counts([row[3:]])) > 1 for row in rows):
+        notes.append("The worst of them is that of the batches on which all of these attacks were run.")
+    return Table(capitalise(panel.title) or "Error", columns, rows, caption, notes, "low", labels=2)
+
+
+def _value_columns(panel: Panel, compares_attacks: bool) -> list[str]:
+    if compares_attacks:
+        several = len(panel.columns) > 1
+        harms = [
+            f"{panel.harm}, {attack_label(one, panel.columns)}" if several else panel.harm for one in panel.columns
+        ]
+        return ["error without attack", *harms]
+    return ["error"] if panel.attack is None else [str(column) for column in panel.columns]
+
+
+def _notes(panel: Panel) -> list[str]:
+    """Return what has to be known to read the numbers: what they count, and over how many batches they are."""
+    results, notes = panel.results, []
+    lengths = {len(result.batches) for result in results.cells}
+    if panel.targeted:
+        notes.append("Success: the target class is predicted for the target image; Wilson's intervals.")
+    elif panel.attack is not None:
+        notes.append("Errors are those of images that nobody touched; intervals by bootstrap over batches.")
+    if lengths == {1} and len(results.values(lambda cell: cell.corruption)) > 1:
+        notes.append(f"{_per_corruption(panel)}: the intervals cover how corruptions differ, and are wide for it.")
+    if len(lengths) > 1:
+        so_far = " so far: the run is not complete." if results.unfinished() else "."
+        notes.append(f"Streams have between {min(lengths)} and {max(lengths)} batches{so_far}")
+    return notes
+
+
+def _per_corruption(panel: Panel) -> str:
+    """Return how many batches there are of each corruption, where every stream has one."""
+
+    def configuration(cell: Cell) -> tuple[Any, ...]:
+        return cell.setting, cell.method, cell.estimator, cell.attack
+
+    batches = Counter((configuration(result.cell), result.cell.corruption) for result in panel.results.cells)
+    covered = set(Counter(one for one, _ in batches).values())
+    fewest, most = min(batches.values()), max(batches.values())
+    number = "One batch" if most == 1 else f"{fewest} batches" if fewest == most else f"{fewest} to {most} batches"
+    which = "each corruption" if len(covered) == 1 else f"each of {min(covered)} to {max(covered)} corruptions"
+    return f"{number} of {which}"
+
+
+def _difference_table(panel: Panel) -> list[Part]:
+    """Return paired differences to BatchNorm: on the same batches they say more than two intervals that overlap."""
+    others = [name for name in panel.estimators if name != BASELINE]
+    if panel.attack is None or not others or BASELINE not in panel.estimators:
+        return []
+    first = panel.columns[0]
+    compared = Panel(panel.title, panel.results if panel.sweep else panel.in_column(first))
+    rows: list[list[Value]] = []
+    for method, estimator in panel.groups:
+        results, base = compared.group(method, estimator), compared.group(method, BASELINE)
+        if estimator != BASELINE and base.cells:
+            differences = [difference(results, base, which) for which in ("wrong_without", "wrong")]
+            rows.append([method_label(method), estimator_label(estimator), *differences])
+    columns = ["method", "normalisation", "error without attack", panel.harm]
+    several = len(panel.columns) > 1 and not panel.sweep
+    which = f" ({attack_label(first, panel.columns)} attack)" if several else ""
+    caption = f"Differences to BatchNorm on the same batches{which}, in points; negative is better."
+    return [Table("Difference to BatchNorm", columns, rows, caption, labels=2)]

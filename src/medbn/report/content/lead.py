@@ -1,0 +1,52 @@
+"""The first sentence of a report: what the attacks do to each estimator."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ...bench import Results
+from .labels import estimator_label
+from .panels import Panel, split
+
+
+def lead(results: Results) -> str:
+    """Return the finding of the first panel with an attack, or else what the recipe is about.
+
+    Estimators are compared on the batches that all of them have.
+    """
+    stopped = "The run is not complete. " if results.unfinished() or results.unbegun() else ""
+    for panel in split(results):
+        if panel.attack is not None and not panel.sweep and (finding := _finding(panel)):
+            return stopped + finding
+    return stopped + (results.recipe["about"] or "Error without attack.")
+
+
+def _finding(panel: Panel) -> str:
+    """Return what the worst attack does to each estimator, or "" where nothing can be compared."""
+    shared = _shared_batches(panel)
+    findings = []
+    for estimator in panel.estimators:
+        results = _of_estimator(panel.results, estimator).only(shared)
+        worst, before = results.worst(), results.error("wrong_without")
+        if worst is None or before is None:
+            continue
+        change = "" if panel.targeted else f"from {100 * before.value:.0f} to "
+        findings.append(f"{change}{100 * worst.value:.0f} % with {estimator_label(estimator)}")
+    if not findings:
+        return ""
+    batches = "one batch" if len(shared) == 1 else f"{len(shared)} batches"
+    rest = "" if panel.results.places() <= shared else f" These are of the {batches} that all of them have."
+    if panel.targeted:
+        return f"The attacker's target class is predicted in {', '.join(findings)}.{rest}"
+    worst_of = "under the worst attack that was run"
+    return f"The error on images that nobody touched goes {', '.join(findings)}, {worst_of}.{rest}"
+
+
+def _of_estimator(results: Results, estimator: str) -> Results:
+    return results.select(lambda cell: cell.estimator == estimator)
+
+
+def _shared_batches(panel: Panel) -> set[tuple[Any, ...]]:
+    """Return the batches that every estimator has under every attack."""
+    columns = [panel.in_column(column) for column in panel.columns]
+    return set.intersection(*(_of_estimator(one, name).places() for one in columns for name in panel.estimators))

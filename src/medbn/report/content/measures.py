@@ -1,0 +1,64 @@
+"""Measures of a report: rates of results in per cent, with their intervals and what they count."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ...bench import Interval, Results
+from ..document import Measure, Table, Value
+from ..tables import smaller_counts
+
+
+def as_percent(interval: Interval | None, count: int | None = None, note: str = "") -> Measure | None:
+    """Return an interval of a rate as a measure in per cent."""
+    if interval is None:
+        return None
+    low, high = (None if end != end else 100 * end for end in (interval.low, interval.high))
+    return Measure(100 * interval.value, low, high, count, note)
+
+
+def measure_harm(results: Results) -> Measure | None:
+    """Return what the attacks on some results do: their success if they are targeted, else the error under them."""
+    targeted = any("hit" in batch for batch in results.batches)
+    count = len(results.batches)
+    return as_percent(results.harm(), count, _note(results, count, targeted))
+
+
+def measure_without(results: Results) -> Measure | None:
+    """Return the error on the same batches without an attack."""
+    # However many attacks were run on a batch, without an attack it counts once.
+    count = len(results.places())
+    return as_percent(results.harm("wrong_without"), count, _note(results, count, False))
+
+
+def _note(results: Results, count: int, targeted: bool) -> str:
+    """Return what a measure counts, and how many targets an attacker had without doing anything."""
+    already = [batch["already"] for batch in results.batches if "already" in batch]
+    if targeted:
+        return f"{count} targets" + (f"; {sum(already)} of them predicted so without attack" if sum(already) else "")
+    note = f"{count} batches"
+    if already and "hit" not in results.batches[0]:
+        note += f"; {sum(already)} of {len(already)} targets predicted as an attacker would like, without attack"
+    return note
+
+
+def difference(results: Results, base: Results, which: str) -> Measure | None:
+    """Return how much higher ``which`` error is than in ``base``, on the batches that both have."""
+    shared = results.by_batch(which).keys() & base.by_batch(which).keys()
+    return as_percent(results.minus(base, which), len(shared))
+
+
+def counts(rows: Sequence[Sequence[Value]]) -> set[int]:
+    """Return the numbers of batches behind the measures in some rows."""
+    return {value.count for row in rows for value in row if isinstance(value, Measure) and value.count is not None}
+
+
+def coverage_notes(rows: Sequence[Sequence[Value]]) -> list[str]:
+    """Return a note for tables with cells from fewer batches than others of their column, else nothing."""
+    if not smaller_counts(Table("", [], rows)):
+        return []
+    sizes = counts(rows)
+    return [
+        f"Cells are from {min(sizes)} to {max(sizes)} batches. Those with fewer than the most of their column say how"
+        " many (n), and are not compared for the best."
+    ]

@@ -1,0 +1,72 @@
+"""The sections of a report, in order."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ...bench import Results, Store
+from ...bench import results as stored
+from ..document import Document, Part, Section
+from .facts import run_parts, time_parts
+from .frontier import frontier_parts
+from .gallery import gallery_parts
+from .headline import headline_parts
+from .heatmaps import heatmap_parts
+from .labels import estimator_about, estimator_label, order_estimators
+from .lead import lead
+from .panels import split
+from .paper import paper_parts
+from .sweeps import sweep_parts
+
+
+def build(store: Store, names: Sequence[str] | None = None) -> Document:
+    """Return the report on a store, or on some of its recipes.
+
+    Args:
+        store: an open store with results.
+        names: the recipes to show, by name; all of them without it.
+    """
+    recipes = [results for results in stored.read(store, names) if results.cells]
+    if not recipes:
+        raise ValueError(f"there are no results in {store.path} yet: medbn run RECIPE --store {store.path}.")
+    estimators = {result.cell.estimator for results in recipes for result in results.cells}
+    series = {estimator_label(name): estimator_about(name) for name in order_estimators(estimators)}
+    several = len(recipes) > 1
+    sections = [section for results in recipes for section in _sections(results, store, several)]
+    title = f"{len(recipes)} experiments" if several else recipes[0].recipe["name"]
+    first = "Each has its tables, its pictures and the commands that ran it." if several else lead(recipes[0])
+    return Document(f"medbn: {title}", first, sections, series)
+
+
+def _sections(results: Results, store: Store, several: bool) -> list[Section]:
+    """Return the sections of one recipe that have something to show; its name stands before them among others."""
+    recipe, panels = results.recipe, split(results)
+    group = recipe["name"] if several else ""
+    prefix = f"{group}: " if group else ""
+    sections: list[tuple[str, str, list[Part]]] = [
+        ("Results", recipe["about"], [part for panel in panels for part in headline_parts(panel)]),
+        (
+            "Where the defences stand",
+            "Low and left is good: little error without an attack, and little harm under one.",
+            [part for panel in panels for part in frontier_parts(panel)],
+        ),
+        (
+            "Along the sweep",
+            "What changes with the attacker's share, or with the size of the batch.",
+            [part for panel in panels for part in sweep_parts(panel)],
+        ),
+        (
+            "By corruption",
+            "The most harmful of the attacks on each batch." if recipe["attacks"] else "",
+            [part for panel in panels for part in heatmap_parts(panel)],
+        ),
+        (
+            "Beside the paper",
+            "The paper's numbers belong to other weights: compare what an attack or a defence changes.",
+            [part for name in recipe["published"] for part in paper_parts(name, results)],
+        ),
+        ("Examples", "Images of the attacker before and after crafting.", gallery_parts(results, store)),
+        ("Time", "Seconds per batch, on the machine below.", time_parts(results)),
+        ("What was run", "", run_parts(results)),
+    ]
+    return [Section(prefix + title, parts, about, group) for title, about, parts in sections if parts]

@@ -1,0 +1,105 @@
+"""The colour and mark of each estimator, the same in every table and figure, and the colours of heat maps."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from markupsafe import Markup
+
+from .markup import element
+
+COLOURS = 6
+"""The number of colours that style.css defines for series, as ``s0`` and so on."""
+
+STEPS = 24
+"""The number of steps of the heat scale above its lowest colour."""
+
+# Lightness changes in one direction, so that the order is seen by colour-blind readers and in grey print.
+_HEAT = {
+    "light": ("#fdf7ee", "#f9d9ac", "#ee9f5a", "#c9541f", "#7d2113"),
+    "dark": ("#1d232d", "#48302a", "#8a4726", "#d67c34", "#ffd394"),
+}
+
+_MARKS = (
+    "M-5 0A5 5 0 1 0 5 0A5 5 0 1 0-5 0Z",
+    "M-4.5-4.5H4.5V4.5H-4.5Z",
+    "M0-5.8L5.6 4.4H-5.6Z",
+    "M0-6.2L6.2 0L0 6.2L-6.2 0Z",
+    "M0 5.8L5.6-4.4H-5.6Z",
+    "M-2-5.5H2V-2H5.5V2H2V5.5H-2V2H-5.5V-2H-2Z",
+    "M-5.5-3.5L-3.5-5.5L0-2L3.5-5.5L5.5-3.5L2 0L5.5 3.5L3.5 5.5L0 2L-3.5 5.5L-5.5 3.5L-2 0Z",
+)  # one more than there are colours, so that series of the same colour differ in their marks
+
+
+class Palette:
+    """The series of a document in the order of their colours. Other names are added when they are first used."""
+
+    def __init__(self, names: Iterable[str] = ()) -> None:
+        self._order = {name: place for place, name in enumerate(dict.fromkeys(names))}
+        self.names = frozenset(self._order)
+
+    def place(self, name: str) -> int:
+        """Return the place of a series in the order, which decides its colour and mark."""
+        return self._order.setdefault(name, len(self._order))
+
+    def colour(self, name: str) -> str:
+        """Return the class that gives a series its colour."""
+        return f"s{self.place(name) % COLOURS}"
+
+    def swatch(self, name: str) -> Markup:
+        """Return the mark of a series in its colour, to show before its name."""
+        return draw_swatch(self.colour(name), self.place(name))
+
+
+def draw_mark(place: int, x: float = 0.0, y: float = 0.0, kind: str = "mark", title: str = "") -> Markup:
+    """Return a mark as SVG; ``title`` is shown when the pointer is on it."""
+    shape = _MARKS[place % len(_MARKS)]
+    children = [element("title", title)] if title else []
+    return element("path", *children, class_=kind, transform=f"translate({x:.1f} {y:.1f})", d=shape)
+
+
+def draw_swatch(colour: str, place: int, kind: str = "mark") -> Markup:
+    """Return a mark as a picture of its own, which screen readers skip."""
+    mark = draw_mark(place, kind=kind)
+    return element("svg", mark, class_=f"swatch {colour}", viewBox="-8 -8 16 16", aria_hidden="true")
+
+
+def _channels(colour: str) -> list[float]:
+    return [int(colour[i : i + 2], 16) for i in (1, 3, 5)]
+
+
+def _luminance(channels: list[float]) -> float:
+    """Return the relative luminance of a colour, as WCAG 2 defines it."""
+    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in (v / 255 for v in channels)]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+def _heat(stops: tuple[str, ...], share: float) -> tuple[str, str]:
+    """Return the colour at ``share`` of a scale, and the one of black and white that is easier to read on it."""
+    at = share * (len(stops) - 1)
+    left = min(int(at), len(stops) - 2)
+    pairs = zip(_channels(stops[left]), _channels(stops[left + 1]), strict=True)
+    mixed = [round(a + (b - a) * (at - left)) for a, b in pairs]
+    luminance = _luminance([float(c) for c in mixed])
+    dark_ink = (luminance + 0.05) / 0.05 >= 1.05 / (luminance + 0.05)
+    return "#" + "".join(f"{c:02x}" for c in mixed), "#000" if dark_ink else "#fff"
+
+
+def heat_class(value: float, low: float, high: float) -> str:
+    """Return the class of a heat map's cell; values beyond the ends of the scale have the colours of the ends."""
+    share = (value - low) / (high - low) if high > low else 0.0
+    return f"h{round(min(max(share, 0.0), 1.0) * STEPS)}"
+
+
+def heat_css() -> Markup:
+    """Return the style of heat maps: each class in light and dark mode, and the scales for their legends."""
+    blocks = {}
+    for mode, stops in _HEAT.items():
+        rules = [f":root{{--heat:linear-gradient(to right,{','.join(stops)})}}"]
+        for step in range(STEPS + 1):
+            ground, ink = _heat(stops, step / STEPS)
+            rules.append(f".h{step}{{background:{ground};color:{ink}}}")
+        blocks[mode] = "\n".join(rules)
+    # The dark rules are for screens alone: paper is white.
+    css = f"{blocks['light']}\n@media screen and (prefers-color-scheme: dark) {{\n{blocks['dark']}\n}}"
+    return Markup(css)
