@@ -126,8 +126,8 @@ def test_any_resolution_channels_and_classes():
 @pytest.mark.parametrize(
     ("x", "words"),
     [
-        (torch.zeros(2, 3, 8, 8, dtype=torch.uint8), "x / 255"),
-        (torch.zeros(2, 1, 8, 8), r"\(batch, 3, height, width\)"),
+        (torch.zeros(2, 3, 8, 8, dtype=torch.uint8), "255"),
+        (torch.zeros(2, 1, 8, 8), "3, height, width"),
         (torch.zeros(3, 8, 8), r"\(3, 8, 8\)"),
     ],
 )

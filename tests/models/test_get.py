@@ -9,7 +9,7 @@ from torch import nn
 
 import medbn
 from medbn import models
-from medbn.models.registry import registry
+from medbn.models import registry
 
 
 class Tiny(nn.Module):
@@ -25,7 +25,7 @@ class Tiny(nn.Module):
 
 @pytest.fixture
 def calls(monkeypatch):
-    """Stand-ins for torchvision and timm that note how they are called."""
+    """Replace torchvision and timm by modules that record how they are called."""
     seen = []
 
     def get_model(name, *, weights=None, num_classes=1000):
@@ -79,7 +79,7 @@ def test_timm_s_own_constants_count_and_given_ones_more(calls):
 
 
 def test_an_untrained_classifier_on_default_weights_is_refused(calls):
-    with pytest.raises(ValueError, match="which know 1000"):
+    with pytest.raises(ValueError, match="1000 classes"):
         models.get("timm:vit", classes=10, weights="default")
     assert models.get("timm:vit", classes=1000, weights="default")
 
@@ -87,7 +87,7 @@ def test_an_untrained_classifier_on_default_weights_is_refused(calls):
 def test_channels_of_library_models(calls):
     assert models.get("timm:resnet50", channels=1)(torch.rand(2, 1, 16, 16)).shape == (2, 1000)
     assert models.get("timm:vit", channels=1).normalise.mean.shape == (1, 1, 1, 1)
-    with pytest.raises(ValueError, match="whose models take 3"):
+    with pytest.raises(ValueError, match="channels=1"):
         models.get("torchvision:resnet50", channels=1)
 
 
@@ -143,10 +143,10 @@ def test_a_function_of_the_user_s_gets_the_options(mine, tmp_path):
 @pytest.mark.parametrize(
     ("name", "kind", "words"),
     [
-        ("my_models:wrong", TypeError, "returned a str; a torch.nn.Module is expected"),
-        ("my_models:missing", ValueError, "has no function 'missing'"),
-        ("my_models:number", ValueError, "has no function 'number'"),
-        ("no_such_module:f", ValueError, "there is no module 'no_such_module'"),
+        ("my_models:wrong", TypeError, "returned a str"),
+        ("my_models:missing", ValueError, "missing"),
+        ("my_models:number", ValueError, "number"),
+        ("no_such_module:f", ValueError, "no_such_module"),
         ("resnet26:", ValueError, "unknown model"),
         ("resnet62", ValueError, "Did you mean 'resnet26'"),
         (26, ValueError, "Available: resnet-small, resnet26"),
@@ -167,7 +167,7 @@ def test_a_module_that_fails_to_import_something_else_says_so_itself(monkeypatch
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"meen": 0.5}, "unknown option of resnet-small 'meen'. Did you mean 'mean'"),
+        ({"meen": 0.5}, "meen.*'mean'"),
         ({"classes": 0}, "classes=0"),
         ({"channels": 1.5}, "channels=1.5"),
         ({"classes": True}, "classes=True"),
@@ -180,21 +180,21 @@ def test_wrong_options_say_what_is_expected(options, words):
 
 
 def test_shipped_weights(monkeypatch, tmp_path):
-    monkeypatch.setattr(models, "_folder", lambda: tmp_path)
-    with pytest.raises(ValueError, match="no weights for model 'resnet-small' are shipped; there are some for: none"):
+    monkeypatch.setattr(registry, "_weights_folder", lambda: tmp_path)
+    with pytest.raises(ValueError, match=r"resnet-small.*none"):
         models.get("resnet-small", weights="shipped")
     pytest.importorskip("safetensors")
     source = models.get("resnet-small", channels=1)
     models.save(source, tmp_path / "resnet-small-digits.safetensors")
     shipped = models.get("resnet-small", channels=1, weights="shipped")
     assert models.fingerprint(shipped) == models.fingerprint(source)
-    with pytest.raises(ValueError, match="there are some for: resnet-small"):
+    with pytest.raises(ValueError, match=r"resnet26.*resnet-small"):
         models.get("resnet26", weights="shipped")
 
 
 def test_the_shipped_folder_is_beside_the_code():
-    assert models._folder().name == "weights"
-    assert str(models._folder()).startswith(models.__path__[0])
+    assert registry._weights_folder().name == "weights"
+    assert str(registry._weights_folder()).startswith(models.__path__[0])
 
 
 def test_adding_a_model_is_one_function():
@@ -202,11 +202,9 @@ def test_adding_a_model_is_one_function():
         models.register("tiny")(Tiny)
         assert "tiny" in models.available()
         assert models.get("tiny", classes=3).fc.out_features == 3
-        enter = models.register("tiny")
-        with pytest.raises(ValueError, match="already"):
-            enter(Tiny)
+        with pytest.raises(ValueError, match="tiny"):
+            models.register("tiny")
     finally:
-        registry.pop("tiny", None)
-    for name in ("", "a:b", 3):
-        with pytest.raises(ValueError, match="without ':'"):
-            models.register(name)
+        models.unregister("tiny")
+    with pytest.raises(TypeError, match="a:b"):
+        models.register("a:b")

@@ -114,7 +114,7 @@ def pickled(content, path):
 def test_a_pickled_object_is_refused_and_not_run(write, model, tmp_path):
     trace, path = tmp_path / "trace", tmp_path / "weights.pt"
     write({"state_dict": model.state_dict(), "extra": Payload(trace)}, path)
-    with pytest.raises(ValueError, match=r"refused.*runs code.*torch\.save\(model\.state_dict\(\)"):
+    with pytest.raises(ValueError, match=r"refused"):
         models.load(model, path)
     assert not trace.exists()
     # The file is what it is meant to be.
@@ -124,7 +124,7 @@ def test_a_pickled_object_is_refused_and_not_run(write, model, tmp_path):
 
 def test_a_pickled_model_is_refused_and_named(model, tmp_path):
     torch.save(model, tmp_path / "model.pt")
-    with pytest.raises(ValueError, match=r"refused: it holds objects, such as medbn\.models\.resnet\.ResNet"):
+    with pytest.raises(ValueError, match=r"medbn\.models\.resnet\.ResNet"):
         models.load(model, tmp_path / "model.pt")
 
 
@@ -144,14 +144,14 @@ def test_a_truncated_safetensors_file_is_refused(model, tmp_path):
     models.save(model, path)
     path.write_bytes(path.read_bytes()[:-100])
     for read in (lambda: models.load(model, path), lambda: models.metadata(path)):
-        with pytest.raises(ValueError, match="only a part of one"):
+        with pytest.raises(ValueError, match="complete"):
             read()
 
 
 @pytest.mark.parametrize("content", [[1, 2], torch.zeros(3), {1: torch.zeros(3)}])
 def test_what_is_no_state_dict_is_refused(content, model, tmp_path):
     torch.save(content, tmp_path / "weights.pt")
-    with pytest.raises(ValueError, match="a state_dict, tensors by name, is expected"):
+    with pytest.raises(ValueError, match="state_dict"):
         models.load(model, tmp_path / "weights.pt")
 
 

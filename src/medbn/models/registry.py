@@ -1,31 +1,119 @@
-"""Where architectures are known by name; a file of this folder adds one with ``@register("name")``."""
+"""Models by name: those of this folder, those of torchvision and timm, and functions of the user's own."""
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
-from typing import TypeVar
+from importlib import resources
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-Factory = TypeVar("Factory", bound=Callable[..., nn.Module])
+from .._errors import unknown_name
+from .._registry import Registry
+from .external import LIBRARIES, from_function, from_library
+from .weights import load, metadata
 
-registry: dict[str, Callable[..., nn.Module]] = {}
+if TYPE_CHECKING:
+    from importlib.resources.abc import Traversable  # at run time from Python 3.11 on
+
+_REGISTRY = Registry[Callable[..., nn.Module]]("model", forbidden=":")
+_SHIPPED_SUFFIX = "-digits.safetensors"
+
+unregister = _REGISTRY.unregister
+register = _REGISTRY.register
+"""Make ``get(name)`` call the decorated function with its options as keywords.
+
+Among its options should be ``classes``, ``channels``, ``mean`` and ``std``, each with a default.
+"""
 
 
-def register(name: str) -> Callable[[Factory], Factory]:
-    """Make ``models.get(name)`` call the decorated function with its options as keywords.
+def available() -> list[str]:
+    """Return the names of the models that are registered here.
 
-    Among its options should be ``classes``, ``channels``, ``mean`` and ``std``, each with a default.
+    >>> available()
+    ['resnet-small', 'resnet26', 'resnext29', 'wide-resnet-28-10']
     """
-    if not isinstance(name, str) or not name or ":" in name:
+    return _REGISTRY.available()
+
+
+def get(
+    name: str,
+    *,
+    classes: int | None = None,
+    channels: int | None = None,
+    weights: str | Path | None = None,
+    **options: Any,
+) -> nn.Module:
+    """Return a model, in eval mode, that takes images in [0, 1].
+
+    Args:
+        name: one of ``available()``; ``"torchvision:resnet50"`` or ``"timm:resnet50"``, any model of those libraries,
+            behind its input normalisation; or ``"module:function"``, a function of your own that returns a model.
+        classes: the number of logits. By default the model's own: 10 here, 1000 in the libraries.
+        channels: of the images. By default the model's own: 3.
+        weights: a file, see ``load``; ``"shipped"`` for the weights for digits that come with this package;
+            ``"default"`` for the library's own. None leaves the weights random.
+        options: further options of the model, such as ``mean`` and ``std``, or of your function.
+
+    >>> model = get("resnet-small", channels=1)
+    >>> sum(parameter.numel() for parameter in model.parameters())
+    77754
+    """
+    if not isinstance(name, str):
+        raise unknown_name("model", name, available())
+    for option, value in (("classes", classes), ("channels", channels)):
+        if value is not None:
+            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+                raise ValueError(f"{option}={value!r}: expected a whole number of at least 1.")
+            options[option] = value
+    if weights == "shipped":
+        with resources.as_file(_shipped_weights(name)) as path:
+            return get(name, weights=path, **options)
+    library, _, inner = name.partition(":")
+    if weights == "default" and library not in LIBRARIES:
         raise ValueError(
-            f"a model's name is a string without ':', got {name!r}; 'package:name' is for those of others."
+            f"weights='default' is for torchvision: and timm: models; give a file of weights for {name!r}."
         )
+    model: nn.Module
+    if name in _REGISTRY or not inner:
+        model = _build(name, weights, options)
+    elif library in LIBRARIES:
+        model = from_library(library, inner, weights == "default", options)
+    else:
+        model = from_function(name, options)
+    if weights is not None and weights != "default":
+        load(model, weights)
+    return model.eval()
 
-    def enter(factory: Factory) -> Factory:
-        if name in registry:
-            raise ValueError(f"there is a model {name!r} already; choose another name.")
-        registry[name] = factory
-        return factory
 
-    return enter
+def _build(name: str, weights: str | Path | None, options: dict[str, Any]) -> nn.Module:
+    """Call a registered function with the options, and with those that the file of weights says it was trained with."""
+    function = _REGISTRY.get(name)
+    if weights is not None and Path(weights).suffix == ".safetensors":
+        saved = metadata(weights)
+        options = {**{option: int(saved[option]) for option in ("classes", "channels") if option in saved}, **options}
+    parameters = inspect.signature(function).parameters
+    if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
+        for option in options:
+            if option not in parameters:
+                raise unknown_name(f"option of {name}", option, parameters)
+    return function(**options)
+
+
+def _weights_folder() -> Traversable:
+    return resources.files(__package__ or __name__) / "weights"
+
+
+def _shipped_weights(name: str) -> Traversable:
+    """Return the file of the weights of a model that ship with the package."""
+    folder = _weights_folder()
+    files = {file.name: file for file in folder.iterdir()} if folder.is_dir() else {}
+    if name + _SHIPPED_SUFFIX not in files:
+        names = sorted(file.removesuffix(_SHIPPED_SUFFIX) for file in files if file.endswith(_SHIPPED_SUFFIX))
+        raise ValueError(
+            f"no weights for model {name!r} are shipped; there are some for: {', '.join(names) or 'none'}."
+            " Give a file of weights instead."
+        )
+    return files[name + _SHIPPED_SUFFIX]

@@ -1,6 +1,6 @@
-"""ResNets for small images (He et al., 2016): a 3×3 stem, no max-pooling, convolutions where a shortcut changes shape.
+"""ResNets for small images (He et al., 2016): a 3×3 stem, no max-pooling, 1×1 convolutions in shortcuts that need them.
 
-``resnet26`` is the model of the paper's CIFAR-10 experiments, ``resnet-small`` one that trains on a laptop in a minute.
+``resnet26`` is the model of the paper's CIFAR-10 experiments; ``resnet-small`` trains on a laptop in a minute.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from .normalise import Constants, Normalise
+from .input_normalisation import Constants, InputNormalisation
 from .registry import register
 
 CIFAR_MEAN = (0.4914, 0.4822, 0.4465)
@@ -31,21 +31,21 @@ class BasicBlock(nn.Module):
             self.shortcut = nn.Sequential(nn.Conv2d(inputs, width, 1, stride, bias=False), nn.BatchNorm2d(width))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Transform one batch of activations."""
+        """Return the block's activations."""
         y = F.relu(self.bn1(self.conv1(x)))
         return F.relu(self.bn2(self.conv2(y)) + self.shortcut(x))
 
 
 class ResNet(nn.Module):
-    """Stages ``layer1``, ``layer2``, ... of basic blocks; each but the first halves the resolution.
+    """A ResNet with stages ``layer1``, ``layer2``, ... of basic blocks; each but the first halves the resolution.
 
     Args:
-        blocks: how many blocks each stage has.
-        widths: how many channels.
+        blocks: the number of blocks of each stage.
+        widths: the number of channels of each stage.
         classes: the number of logits.
-        channels: of the images.
+        channels: the number of channels of the images.
         mean: what is subtracted from images in [0, 1], per channel or one for all.
-        std: what they are then divided by.
+        std: what the result is divided by, likewise.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class ResNet(nn.Module):
         std: Constants = 0.5,
     ) -> None:
         super().__init__()
-        self.normalise = Normalise(mean, std, channels)
+        self.normalise = InputNormalisation(mean, std, channels)
         self.conv1 = nn.Conv2d(channels, widths[0], 3, padding=1, bias=False)
         self.bn1 = nn.BatchNorm2d(widths[0])
         self.stages: list[str] = []
@@ -74,7 +74,7 @@ class ResNet(nn.Module):
         initialise(self)
 
     def forward(self, x: Tensor) -> Tensor:
-        """The logits of images in [0, 1]."""
+        """Return the logits of images in [0, 1]."""
         x = F.relu(self.bn1(self.conv1(self.normalise(x))))
         for name in self.stages:
             x = self.get_submodule(name)(x)
@@ -83,21 +83,21 @@ class ResNet(nn.Module):
 
 
 def initialise(model: nn.Module) -> None:
-    """He et al.'s initialisation of every convolution, by its outputs; what else there is keeps torch's."""
+    """Initialise every convolution as He et al. do, by its outputs; other layers keep torch's initialisation."""
     for module in model.modules():
         if isinstance(module, nn.Conv2d):
             nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+
+
+@register("resnet-small")
+def resnet_small(*, classes: int = 10, channels: int = 3, mean: Constants = 0.5, std: Constants = 0.5) -> ResNet:
+    """Return a ResNet of three stages of one block each, 78 thousand parameters, for 16-pixel digits."""
+    return ResNet((1, 1, 1), (16, 32, 64), classes=classes, channels=channels, mean=mean, std=std)
 
 
 @register("resnet26")
 def resnet26(
     *, classes: int = 10, channels: int = 3, mean: Constants = CIFAR_MEAN, std: Constants = CIFAR_STD
 ) -> ResNet:
-    """ResNet-26 for 32-pixel images, 17.4 million parameters; the constants are CIFAR-10's."""
+    """Return ResNet-26 for 32-pixel images, 17.4 million parameters; mean and std are CIFAR-10's by default."""
     return ResNet((3, 3, 3, 3), (64, 128, 256, 512), classes=classes, channels=channels, mean=mean, std=std)
-
-
-@register("resnet-small")
-def resnet_small(*, classes: int = 10, channels: int = 3, mean: Constants = 0.5, std: Constants = 0.5) -> ResNet:
-    """Three stages of one block each, 78 thousand parameters, for 16-pixel digits and quick looks."""
-    return ResNet((1, 1, 1), (16, 32, 64), classes=classes, channels=channels, mean=mean, std=std)

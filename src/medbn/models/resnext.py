@@ -8,7 +8,7 @@ from __future__ import annotations
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from .normalise import Constants, Normalise
+from .input_normalisation import Constants, InputNormalisation
 from .registry import register
 from .resnet import initialise
 
@@ -32,7 +32,7 @@ class Bottleneck(nn.Module):
             self.downsample = nn.Sequential(nn.Conv2d(inputs, outputs, 1, stride, bias=False), nn.BatchNorm2d(outputs))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Transform one batch of activations."""
+        """Return the block's activations."""
         y = F.relu(self.bn_reduce(self.conv_reduce(x)))
         y = F.relu(self.bn(self.conv_conv(y)))
         y = self.bn_expand(self.conv_expand(y))
@@ -40,9 +40,13 @@ class Bottleneck(nn.Module):
 
 
 class ResNeXt(nn.Module):
-    """Stages ``stage_1`` to ``stage_3`` of ``(depth − 2) / 9`` bottlenecks of 64, 128 and 256 planes.
+    """A ResNeXt with stages ``stage_1`` to ``stage_3`` of ``(depth − 2) / 9`` bottlenecks of 64, 128 and 256 planes.
 
-    ``classes``, ``channels``, ``mean`` and ``std`` are those of ``ResNet``.
+    Args:
+        depth: the number of convolutions on the longest path.
+        cardinality: the number of paths of a bottleneck.
+        base_width: the width of a path in the first stage.
+        classes: as in ``ResNet``, likewise ``channels``, ``mean`` and ``std``.
     """
 
     def __init__(
@@ -59,13 +63,13 @@ class ResNeXt(nn.Module):
         super().__init__()
         count, rest = divmod(depth - 2, 9)
         if count < 1 or rest:
-            raise ValueError(f"depth={depth} is no depth of a ResNeXt; 11, 20, 29, 38, ... (9n + 2) are.")
+            raise ValueError(f"depth={depth} is not a depth of a ResNeXt: expected 9n + 2, such as 11, 20 or 29.")
 
         def stage(inputs: int, planes: int, stride: int) -> nn.Sequential:
             later = [Bottleneck(planes * EXPANSION, planes, 1, cardinality, base_width) for _ in range(count - 1)]
             return nn.Sequential(Bottleneck(inputs, planes, stride, cardinality, base_width), *later)
 
-        self.normalise = Normalise(mean, std, channels)
+        self.normalise = InputNormalisation(mean, std, channels)
         self.conv_1_3x3 = nn.Conv2d(channels, 64, 3, padding=1, bias=False)
         self.bn_1 = nn.BatchNorm2d(64)
         self.stage_1 = stage(64, 64, 1)
@@ -75,7 +79,7 @@ class ResNeXt(nn.Module):
         initialise(self)
 
     def forward(self, x: Tensor) -> Tensor:
-        """The logits of images in [0, 1]."""
+        """Return the logits of images in [0, 1]."""
         x = F.relu(self.bn_1(self.conv_1_3x3(self.normalise(x))))
         x = self.stage_3(self.stage_2(self.stage_1(x)))
         logits: Tensor = self.classifier(x.mean(dim=(2, 3)))
@@ -84,5 +88,5 @@ class ResNeXt(nn.Module):
 
 @register("resnext29")
 def resnext29(*, classes: int = 10, channels: int = 3, mean: Constants = 0.5, std: Constants = 0.5) -> ResNeXt:
-    """ResNeXt-29 with 4 paths of width 32, 6.8 million parameters."""
+    """Return ResNeXt-29 with 4 paths of width 32, 6.8 million parameters."""
     return ResNeXt(29, 4, 32, classes=classes, channels=channels, mean=mean, std=std)

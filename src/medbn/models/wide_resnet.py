@@ -1,6 +1,6 @@
 """Wide residual networks (Zagoruyko & Komodakis, 2016), under the names that RobustBench's checkpoints use.
 
-RobustBench's ``Standard`` for CIFAR-10 is WideResNet-28-10 on images in [0, 1] as they are: mean 0, std 1.
+RobustBench's ``Standard`` for CIFAR-10 is WideResNet-28-10 on unnormalised images in [0, 1]: mean 0, std 1.
 """
 
 from __future__ import annotations
@@ -8,13 +8,16 @@ from __future__ import annotations
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from .normalise import Constants, Normalise
+from .input_normalisation import Constants, InputNormalisation
 from .registry import register
 from .resnet import initialise
 
 
 class WideBlock(nn.Module):
-    """Normalise, activate, convolve, twice; where the width changes, the shortcut starts after the first activation."""
+    """Normalise, activate and convolve, twice, beside a shortcut.
+
+    Where the width changes, the shortcut is a 1×1 convolution that starts after the first activation.
+    """
 
     def __init__(self, inputs: int, width: int, stride: int) -> None:
         super().__init__()
@@ -25,14 +28,14 @@ class WideBlock(nn.Module):
         self.convShortcut = None if inputs == width else nn.Conv2d(inputs, width, 1, stride, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Transform one batch of activations."""
+        """Return the block's activations."""
         active = F.relu(self.bn1(x))
         y: Tensor = self.conv2(F.relu(self.bn2(self.conv1(active))))
         return y + (x if self.convShortcut is None else self.convShortcut(active))
 
 
 class WideStage(nn.Module):
-    """Several blocks; the first changes width and resolution."""
+    """A sequence of blocks, the first of which changes width and resolution."""
 
     def __init__(self, count: int, inputs: int, width: int, stride: int) -> None:
         super().__init__()
@@ -40,15 +43,18 @@ class WideStage(nn.Module):
         self.layer = nn.Sequential(WideBlock(inputs, width, stride), *later)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Transform one batch of activations."""
+        """Return the block's activations."""
         y: Tensor = self.layer(x)
         return y
 
 
 class WideResNet(nn.Module):
-    """Stages ``block1`` to ``block3`` of ``(depth − 4) / 6`` blocks, ``widen`` times as wide as 16, 32 and 64.
+    """A wide ResNet with stages ``block1`` to ``block3`` of ``(depth − 4) / 6`` blocks each.
 
-    ``classes``, ``channels``, ``mean`` and ``std`` are those of ``ResNet``.
+    Args:
+        depth: the number of convolutions on the longest path.
+        widen: by how much wider the stages are than 16, 32 and 64 channels.
+        classes: as in ``ResNet``, likewise ``channels``, ``mean`` and ``std``.
     """
 
     def __init__(
@@ -64,8 +70,10 @@ class WideResNet(nn.Module):
         super().__init__()
         count, rest = divmod(depth - 4, 6)
         if count < 1 or rest:
-            raise ValueError(f"depth={depth} is no depth of a wide ResNet; 10, 16, 22, 28, ... (6n + 4) are.")
-        self.normalise = Normalise(mean, std, channels)
+            raise ValueError(
+                f"depth={depth} is not a depth of a wide ResNet: expected 6n + 4, such as 10, 16, 22 or 28."
+            )
+        self.normalise = InputNormalisation(mean, std, channels)
         self.conv1 = nn.Conv2d(channels, 16, 3, padding=1, bias=False)
         self.block1 = WideStage(count, 16, 16 * widen, 1)
         self.block2 = WideStage(count, 16 * widen, 32 * widen, 2)
@@ -75,7 +83,7 @@ class WideResNet(nn.Module):
         initialise(self)
 
     def forward(self, x: Tensor) -> Tensor:
-        """The logits of images in [0, 1]."""
+        """Return the logits of images in [0, 1]."""
         x = self.block3(self.block2(self.block1(self.conv1(self.normalise(x)))))
         logits: Tensor = self.fc(F.relu(self.bn1(x)).mean(dim=(2, 3)))
         return logits
@@ -85,5 +93,5 @@ class WideResNet(nn.Module):
 def wide_resnet_28_10(
     *, classes: int = 10, channels: int = 3, mean: Constants = 0.0, std: Constants = 1.0
 ) -> WideResNet:
-    """WideResNet-28-10, 36.5 million parameters."""
+    """Return WideResNet-28-10, 36.5 million parameters."""
     return WideResNet(28, 10, classes=classes, channels=channels, mean=mean, std=std)
