@@ -146,7 +146,7 @@ def test_layers_built_robust_revert_to_torch_s():
     model = nn.Sequential(medbn.MedBatchNorm2d(3), medbn.RobustBatchNorm1d(3))
     medbn.revert(model)
     assert [type(m) for m in model] == [nn.BatchNorm2d, nn.BatchNorm1d]
-    with pytest.raises(ValueError, match=r"input of any rank"):
+    with pytest.raises(ValueError, match="rank"):
         medbn.revert(medbn.RobustBatchNorm(3))
 
 
@@ -202,11 +202,11 @@ def test_include_and_exclude(include, exclude, expected):
 
 def test_choosing_nothing_is_an_error_that_shows_names():
     model = trained_network()
-    with pytest.raises(ValueError, match=r"include='layer1.*' names none of the BatchNorm layers.*'stem.1'"):
+    with pytest.raises(ValueError, match=r"include='layer1.*'.*'stem.1'"):
         medbn.convert(model, include="layer1.*")
-    with pytest.raises(ValueError, match=r"exclude='stages' names none.*did you mean 'stages.\*'"):
+    with pytest.raises(ValueError, match=r"exclude='stages'.*'stages.\*'"):
         medbn.convert(model, exclude="stages")
-    with pytest.raises(ValueError, match=r"leave none of the 6 BatchNorm layers"):
+    with pytest.raises(ValueError, match="none of the 6"):
         medbn.convert(model, include="stem.*", exclude="stem.*")
     assert not any(isinstance(m, medbn.RobustBatchNorm) for m in model.modules())
 
@@ -221,16 +221,16 @@ def test_patterns_from_a_generator():
 
 
 def test_a_model_without_batch_norm_says_so():
-    with pytest.raises(ValueError, match=r"Sequential has no BatchNorm layer"):
+    with pytest.raises(ValueError, match=r"Sequential.*BatchNorm"):
         medbn.convert(nn.Sequential(nn.Linear(3, 3), nn.LayerNorm(3)))
-    with pytest.raises(TypeError, match=r"expected a torch.nn.Module, got function"):
+    with pytest.raises(TypeError, match=r"Module.*function"):
         medbn.convert(lambda x: x)
 
 
 @pytest.mark.parametrize("kind", [WithReLU, AnyRank])
 def test_a_subclass_that_does_more_is_refused_by_name_and_nothing_changes(kind):
     model = nn.Sequential(nn.BatchNorm2d(3), kind(3))
-    with pytest.raises(ValueError, match=rf"layer '1' is a .*{kind.__name__}.*exclude='1'.*register_tail"):
+    with pytest.raises(ValueError, match=rf"'1'.*{kind.__name__}.*exclude='1'.*register_tail"):
         medbn.convert(model)
     assert [type(m) for m in model] == [nn.BatchNorm2d, kind]
     medbn.convert(model, exclude="1")
@@ -279,7 +279,7 @@ def test_timm_s_fused_activations_are_kept():
 
 def test_a_lazy_layer_has_to_see_a_batch_first():
     model = nn.Sequential(nn.LazyBatchNorm2d())
-    with pytest.raises(ValueError, match=r"layer '0' is a LazyBatchNorm2d that has seen no input yet"):
+    with pytest.raises(ValueError, match=r"'0'.*LazyBatchNorm2d"):
         medbn.convert(model)
     model(torch.randn(4, 3, 2, 2))
     medbn.convert(model)
@@ -288,27 +288,27 @@ def test_a_lazy_layer_has_to_see_a_batch_first():
 def test_layers_that_something_else_has_taken_over_are_refused():
     patched = nn.BatchNorm2d(3)
     patched.forward = lambda x: x
-    with pytest.raises(ValueError, match=r"layer '0' has a forward\(\) of its own"):
+    with pytest.raises(ValueError, match=r"'0'.*forward"):
         medbn.convert(nn.Sequential(patched))
     parametrised = nn.BatchNorm2d(3)
     nn.utils.parametrize.register_parametrization(parametrised, "weight", nn.Softplus())
-    with pytest.raises(ValueError, match=r"layer '' is parametrised; remove"):
+    with pytest.raises(ValueError, match="parametrised"):
         medbn.convert(parametrised)
     layer = medbn.convert(nn.BatchNorm2d(3))
     nn.utils.parametrize.register_parametrization(layer, "weight", nn.Softplus())
-    with pytest.raises(ValueError, match=r"layer '' is parametrised; remove"):
+    with pytest.raises(ValueError, match="parametrised"):
         medbn.revert(layer)
 
 
 def test_wrong_names_and_missing_statistics_change_nothing():
     model = nn.Sequential(nn.BatchNorm2d(3), nn.BatchNorm2d(3, track_running_stats=False))
-    with pytest.raises(ValueError, match=r"unknown estimator 'medain'"):
+    with pytest.raises(ValueError, match="medain"):
         medbn.convert(model, "medain")
-    with pytest.raises(ValueError, match=r"unknown policy"):
+    with pytest.raises(ValueError, match="policy"):
         medbn.convert(model, policy="none")
-    with pytest.raises(ValueError, match=r"layer '1' has no source statistics.*ema\(momentum=0.2\)"):
+    with pytest.raises(ValueError, match=r"'1'.*source statistics.*ema"):
         medbn.convert(model, policy="ema")
-    with pytest.raises(ValueError, match=r"layer '1' has no source statistics.*estimator 'median@0.5' needs"):
+    with pytest.raises(ValueError, match=r"'1'.*source statistics.*median@0.5"):
         medbn.convert(model, "median@0.5")
     assert [type(m) for m in model] == [nn.BatchNorm2d] * 2
 
@@ -331,7 +331,7 @@ def test_sync_batch_norm_is_converted_per_process_and_comes_back():
 def test_an_active_process_group_is_warned_about(tmp_path):
     dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
     try:
-        with pytest.warns(UserWarning, match=r"statistics are those of each process alone"):
+        with pytest.warns(UserWarning, match="each process"):
             medbn.convert(nn.Sequential(nn.SyncBatchNorm(4)))
         with warnings.catch_warnings():
             warnings.simplefilter("error")

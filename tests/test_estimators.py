@@ -51,7 +51,7 @@ def test_a_registered_estimator_never_meets_a_non_finite_value(midrange):
 
 
 def test_registering_twice_needs_intent(midrange):
-    with pytest.raises(ValueError, match="'midrange' exists already; pass replace=True"):
+    with pytest.raises(ValueError, match=r"midrange.*replace"):
         estimators.register("midrange", estimators.median)
     estimators.register("midrange", estimators.median, replace=True)
     assert estimators.get("midrange").function is estimators.median
@@ -65,20 +65,20 @@ def test_what_cannot_be_registered(name, function):
 
 
 def test_unregistering_an_unknown_name():
-    with pytest.raises(ValueError, match="unknown estimator 'nothing'"):
+    with pytest.raises(ValueError, match="nothing"):
         estimators.unregister("nothing")
 
 
 def test_wrong_shapes_are_named():
     bad = estimators.Estimator("bad", lambda x, valid: (x.mean(), x.var()))
-    with pytest.raises(ValueError, match=r"'bad' returned shapes \(\) and \(\) for input \(4, 3\).*\(3,\) each"):
+    with pytest.raises(ValueError, match=r"bad.*\(\).*\(3,\)"):
         statistics(torch.randn(4, 3), bad)
 
 
 @pytest.mark.parametrize("returned", [1.0, torch.zeros(3), (0.0, 1.0), (torch.zeros(3),)])
 def test_wrong_kinds_are_named(returned):
     bad = estimators.Estimator("bad", lambda x, valid: returned)
-    with pytest.raises(TypeError, match=r"'bad' returned a .*two tensors of shape \(3,\)"):
+    with pytest.raises(TypeError, match=r"bad.*\(3,\)"):
         statistics(torch.randn(4, 3), bad)
 
 
@@ -98,7 +98,7 @@ def test_an_estimator_travels_by_name(midrange):
 
 @pytest.mark.parametrize("prior", ["-0.1", "1.1", "half", ""])
 def test_a_prior_is_a_weight(prior):
-    with pytest.raises(ValueError, match="prior is a weight between 0 and 1"):
+    with pytest.raises(ValueError, match="prior"):
         estimators.get(f"median@{prior}")
 
 
@@ -107,15 +107,15 @@ def test_estimators_with_a_prior_are_named_and_travel():
     assert anchored == estimators.with_prior("image_median", 0.6)
     assert anchored.name == "image_median@0.6"
     assert pickle.loads(pickle.dumps(anchored)) == anchored
-    with pytest.raises(ValueError, match=r"unknown estimator 'medain'"):
+    with pytest.raises(ValueError, match="medain"):
         estimators.get("medain@0.5")
-    with pytest.raises(TypeError, match="without '@'"):
+    with pytest.raises(TypeError, match="@"):
         estimators.register("a@b", lambda x, valid: None)
 
 
 def test_a_prior_needs_training_statistics():
-    with pytest.raises(ValueError, match="needs training statistics, and this layer has none"):
+    with pytest.raises(ValueError, match=r"median@0.5.*training statistics"):
         medbn.RobustBatchNorm2d(3, estimator="median@0.5", track_running_stats=False)
     for call in (medbn.functional.statistics, medbn.functional.robust_norm):
-        with pytest.raises(ValueError, match="mixes with a layer's training statistics"):
+        with pytest.raises(ValueError, match=r"median@0.5.*training statistics"):
             call(torch.randn(4, 3, 5, 5), estimator="median@0.5")

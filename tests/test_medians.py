@@ -181,17 +181,17 @@ def test_a_data_point_that_is_the_geometric_median_is_returned_exactly():
 def test_running_out_of_steps_is_said():
     g = torch.Generator().manual_seed(0)
     points = torch.randn(9, 3, generator=g, dtype=torch.float64)
-    with pytest.warns(RuntimeWarning, match=r"stopped after 1 steps at a slope of"):
+    with pytest.warns(RuntimeWarning, match="1 steps"):
         geometric_median(points, max_steps=1)
 
 
 @pytest.mark.parametrize(
     ("points", "error", "message"),
     [
-        (torch.randn(3), ValueError, r"shape \(n, d\).*got \(3,\)"),
-        (torch.randn(0, 2), ValueError, "at least one"),
-        (torch.ones(3, 2, dtype=torch.int64), TypeError, "torch.int64"),
-        (torch.tensor([[torch.nan, 0.0]]), ValueError, "NaN or infinite"),
+        (torch.randn(3), ValueError, r"\(n, d\).*\(3,\)"),
+        (torch.randn(0, 2), ValueError, r"\(0, 2\)"),
+        (torch.ones(3, 2, dtype=torch.int64), TypeError, "int64"),
+        (torch.tensor([[torch.nan, 0.0]]), ValueError, "NaN"),
     ],
 )
 @pytest.mark.parametrize("median", [coordinate_wise_median, geometric_median])

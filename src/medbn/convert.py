@@ -1,7 +1,7 @@
-"""Turn every BatchNorm of a model into a robust one, and back.
+"""Convert every BatchNorm of a model into a robust layer, and back.
 
 A layer changes its class, as torch's own lazy modules and parametrisations do, and stays the same object: parameters,
-buffers, hooks, mode, names and every reference to it survive, also when the model itself is a BatchNorm.
+buffers, hooks, mode, names and every reference to it stay valid, also when the model itself is a BatchNorm.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ _robust: dict[type[_BatchNorm], type[RobustBatchNorm]] = {
     nn.SyncBatchNorm: RobustBatchNorm,
 }
 
-# What Python itself writes into a class body, and a constructor: a subclass with nothing else normalises like its base.
+# What Python itself writes into a class body, and a constructor: a subclass that defines nothing else normalises like
+# its base.
 _HARMLESS = {
     "__module__",
     "__qualname__",
@@ -54,19 +55,19 @@ def convert(
     include: Names = None,
     exclude: Names = None,
 ) -> Model:
-    """Make every BatchNorm1d/2d/3d and SyncBatchNorm of ``model`` a robust layer, in place.
+    """Convert every BatchNorm1d/2d/3d and SyncBatchNorm of ``model`` into a robust layer, in place.
 
     Args:
-        model: any module; a BatchNorm itself too. Layers that are robust already take on the new settings.
+        model: any module, also a BatchNorm itself. Layers that are robust already get the new settings.
         estimator: how a batch becomes a centre and a variance; see ``medbn.estimators``.
-        policy: which statistics normalise; see ``medbn.policies``.
+        policy: which statistics the layers normalise with; see ``medbn.policies``.
         nonfinite: what to do with images that have NaN or ±Inf; see ``medbn.functional.statistics``.
         include: convert only these layers: shell patterns of names (``"layer1.*"``), one or several, or a function of
-            name and module.
-        exclude: never convert these; the same kinds.
+            name and module that returns whether to convert.
+        exclude: do not convert these layers; given in the same ways.
 
     Returns:
-        The same model. If it cannot be converted, an error is raised and nothing has changed.
+        The same model. If a layer cannot be converted, an error is raised and the model is unchanged.
 
     Convert last: ``SyncBatchNorm.convert_sync_batchnorm`` would turn robust layers into plain synchronised ones.
 
@@ -78,8 +79,8 @@ def convert(
         raise TypeError(f"expected a torch.nn.Module, got {type(model).__name__}.")
     estimator, policy = estimators.get(estimator), policies.get(policy)
     isolates(estimator, nonfinite)
-    chosen = _choose(model, include, exclude)
-    for name, layer in chosen.items():
+    layers = _choose_layers(model, include, exclude)
+    for name, layer in layers.items():
         if layer.running_mean is None and (policy.reference is not None or estimator.prior):
             needs = f"estimator {estimator.name!r}" if estimator.prior else f"policy {policy}"
             other = "an estimator without a prior" if estimator.prior else "policy 'batch'"
@@ -87,35 +88,35 @@ def convert(
                 f"layer {name!r} has no source statistics (track_running_stats=False), which {needs} needs;"
                 f" exclude it, or use {other}."
             )
-    targets = {name: _target(name, layer) for name, layer in chosen.items() if not isinstance(layer, RobustBatchNorm)}
-    if any(isinstance(layer, nn.SyncBatchNorm) for layer in chosen.values()) and _in_process_group():
+    plain = {name: layer for name, layer in layers.items() if not isinstance(layer, RobustBatchNorm)}
+    classes = {name: _robust_class(name, layer) for name, layer in plain.items()}
+    if any(isinstance(layer, nn.SyncBatchNorm) for layer in layers.values()) and _in_process_group():
         warnings.warn(
             "SyncBatchNorm layers become robust layers whose statistics are those of each process alone;"
             " they are not synchronised across the process group.",
             stacklevel=2,
         )
-    for name, layer in chosen.items():
+    for name, layer in layers.items():
         if isinstance(layer, RobustBatchNorm):
             if (layer.estimator, layer.policy) != (estimator, policy):
-                layer.reset()  # what was averaged belongs to the old settings
+                layer.reset()  # its moving average was computed with the old settings
             layer.estimator, layer.nonfinite, layer.policy = estimator, nonfinite, policy
         else:
             original = type(layer)
-            layer.__class__ = targets[name]
+            layer.__class__ = classes[name]
             assert isinstance(layer, RobustBatchNorm)
             layer._add_robust_attributes(estimator, policy, nonfinite)
             layer._converted_from = original
-            layer._tail = _qualified(original) if _qualified(original) in tails else None
+            layer._tail = _qualified_name(original) if _qualified_name(original) in tails else None
     return model
 
 
 def revert(model: Model) -> Model:
-    """Make every robust layer the BatchNorm it was, in place; outputs are those of the original, to the bit."""
+    """Convert every robust layer back into the BatchNorm it was, in place; outputs are the original's, to the bit."""
     if not isinstance(model, nn.Module):
         raise TypeError(f"expected a torch.nn.Module, got {type(model).__name__}.")
-    originals = {
-        layer: _original(name, layer) for name, layer in model.named_modules() if isinstance(layer, RobustBatchNorm)
-    }
+    layers = {name: layer for name, layer in model.named_modules() if isinstance(layer, RobustBatchNorm)}
+    originals = {layer: _original_class(name, layer) for name, layer in layers.items()}
     for layer, original in originals.items():
         layer._remove_robust_attributes()
         layer.__class__ = original  # type: ignore[assignment]
@@ -123,29 +124,34 @@ def revert(model: Model) -> Model:
 
 
 def register_tail(qualified_name: str, tail: Tail) -> None:
-    """Say what a BatchNorm subclass does after normalising, so that ``convert`` can keep it.
+    """Register what a BatchNorm subclass does after normalising, so that ``convert`` can convert it.
 
-    ``qualified_name`` is the class's module and name; ``tail(layer, y)`` gets the converted layer, which still has all
-    its attributes, and the normalised ``y``. timm's ``BatchNormAct2d`` and ``SyncBatchNormAct`` are known already.
+    timm's ``BatchNormAct2d`` and ``SyncBatchNormAct`` are registered already.
+
+    Args:
+        qualified_name: the class's module and name.
+        tail: a function of the converted layer, which still has all its attributes, and of the normalised output; it
+            returns the layer's output.
 
     >>> register_tail("mypackage.layers.BatchNormReLU", lambda layer, y: y.relu())
     """
     tails[qualified_name] = tail
 
 
-def _drop_then_act(layer: nn.Module, y: Tensor) -> Tensor:
+def _drop_and_activate(layer: nn.Module, y: Tensor) -> Tensor:
+    """Apply the dropout and the activation of timm's BatchNorm layers."""
     for part in ("drop", "act"):
         if hasattr(layer, part):
             y = getattr(layer, part)(y)
     return y
 
 
-register_tail("timm.layers.norm_act.BatchNormAct2d", _drop_then_act)
-register_tail("timm.layers.norm_act.SyncBatchNormAct", _drop_then_act)
+register_tail("timm.layers.norm_act.BatchNormAct2d", _drop_and_activate)
+register_tail("timm.layers.norm_act.SyncBatchNormAct", _drop_and_activate)
 
 
-def _choose(model: nn.Module, include: Names, exclude: Names) -> dict[str, _BatchNorm]:
-    """The layers to convert, each once, under the first of its names that is asked for."""
+def _choose_layers(model: nn.Module, include: Names, exclude: Names) -> dict[str, _BatchNorm]:
+    """Return the layers to convert, each once, by the first of its names that is included."""
     names: dict[_BatchNorm, list[str]] = {}
     for name, module in model.named_modules(remove_duplicate=False):
         if isinstance(module, _BatchNorm):
@@ -155,30 +161,29 @@ def _choose(model: nn.Module, include: Names, exclude: Names) -> dict[str, _Batc
             f"{type(model).__name__} has no BatchNorm layer to make robust. Layers that keep no batch statistics"
             " (LayerNorm, GroupNorm, frozen BatchNorm) need no protection, and scripted modules cannot be converted."
         )
-    include, exclude = _patterns("include", include, names), _patterns("exclude", exclude, names)
-    chosen = {}
-    for layer, known_as in names.items():
-        wanted = [name for name in known_as if include is None or _matches(include, name, layer)]
-        if wanted and not (exclude is not None and any(_matches(exclude, name, layer) for name in known_as)):
-            chosen[wanted[0]] = layer
-    if not chosen:
+    include, exclude = _check_patterns("include", include, names), _check_patterns("exclude", exclude, names)
+    layers = {}
+    for layer, own_names in names.items():
+        included = [name for name in own_names if include is None or _matches(include, name, layer)]
+        if included and not (exclude is not None and any(_matches(exclude, name, layer) for name in own_names)):
+            layers[included[0]] = layer
+    if not layers:
         raise ValueError(f"include={include!r}, exclude={exclude!r} leave none of the {len(names)} BatchNorm layers.")
-    return chosen
+    return layers
 
 
-def _patterns(option: str, given: Names, layers: dict[_BatchNorm, list[str]]) -> Names:
-    """Patterns as a tuple, each of which names some layer: a typing error must not leave a layer unprotected."""
-    if given is None or callable(given):
-        return given
-    patterns = (given,) if isinstance(given, str) else tuple(given)
-    everything = [name for known_as in layers.values() for name in known_as]
+def _check_patterns(option: str, names: Names, layers: dict[_BatchNorm, list[str]]) -> Names:
+    """Return the patterns as a tuple; raise an error for one that matches no layer, so that a typo leaves none out."""
+    if names is None or callable(names):
+        return names
+    patterns = (names,) if isinstance(names, str) else tuple(names)
+    existing = [name for own_names in layers.values() for name in own_names]
     for pattern in patterns:
-        if not any(fnmatchcase(name, pattern) for name in everything):
-            below = (
-                f"; did you mean {pattern + '.*'!r}?" if any(n.startswith(pattern + ".") for n in everything) else "."
-            )
-            some = ", ".join(map(repr, everything[:5])) + (" and more" if len(everything) > 5 else "")
-            raise ValueError(f"{option}={pattern!r} names none of the BatchNorm layers, which are {some}{below}")
+        if not any(fnmatchcase(name, pattern) for name in existing):
+            is_parent = any(name.startswith(pattern + ".") for name in existing)
+            hint = f"; did you mean {pattern + '.*'!r}?" if is_parent else "."
+            some = ", ".join(map(repr, existing[:5])) + (" and more" if len(existing) > 5 else "")
+            raise ValueError(f"{option}={pattern!r} names none of the BatchNorm layers, which are {some}{hint}")
     return patterns
 
 
@@ -188,37 +193,36 @@ def _matches(names: Names, name: str, layer: nn.Module) -> bool:
     return any(fnmatchcase(name, pattern) for pattern in names or ())
 
 
-def _target(name: str, layer: _BatchNorm) -> type[RobustBatchNorm]:
-    """The robust class for a layer, if turning it into that loses nothing."""
-    kind = type(layer)
+def _robust_class(name: str, layer: _BatchNorm) -> type[RobustBatchNorm]:
+    """Return the robust class for a layer; raise an error if converting would lose something."""
+    cls = type(layer)
     if hasattr(layer, "parametrizations"):
         raise ValueError(f"layer {name!r} is parametrised; remove its parametrisations first, and add them afterwards.")
     if "forward" in vars(layer):
         raise ValueError(
-            f"layer {name!r} has a forward() of its own, set on the object, which would go on replacing ours;"
+            f"layer {name!r} has a forward() set on the object, which would override the robust layer's;"
             f" delete it, or leave the layer out with exclude={name!r}."
         )
     if isinstance(layer, _LazyNormBase):
-        raise ValueError(
-            f"layer {name!r} is a {kind.__name__} that has seen no input yet; run one batch through it first."
-        )
-    if kind in _robust:
-        return _robust[kind]
-    if _qualified(kind) in tails:
+        raise ValueError(f"layer {name!r} is a {cls.__name__} without parameters yet; run one batch through it first.")
+    if cls in _robust:
+        return _robust[cls]
+    if _qualified_name(cls) in tails:
         return RobustBatchNorm
-    for base in kind.__mro__:
+    for base in cls.__mro__:
         if base in _robust:
             return _robust[base]
         if set(vars(base)) - _HARMLESS:
             break
     raise ValueError(
-        f"layer {name!r} is a {_qualified(kind)}, a BatchNorm subclass that does something of its own, which converting"
-        f" would silently drop. Leave it out with exclude={name!r}, or tell what it does after normalising:"
-        f" medbn.register_tail({_qualified(kind)!r}, tail)."
+        f"layer {name!r} is a {_qualified_name(cls)}, a BatchNorm subclass with code of its own, which converting would"
+        f" drop. Leave it out with exclude={name!r}, or register what it does after normalising:"
+        f" medbn.register_tail({_qualified_name(cls)!r}, tail)."
     )
 
 
-def _original(name: str, layer: RobustBatchNorm) -> type[_BatchNorm]:
+def _original_class(name: str, layer: RobustBatchNorm) -> type[_BatchNorm]:
+    """Return the class that a robust layer was converted from, or the torch class of its rank."""
     if hasattr(layer, "parametrizations"):
         raise ValueError(f"layer {name!r} is parametrised; remove its parametrisations first.")
     if layer._converted_from is not None:
@@ -231,8 +235,8 @@ def _original(name: str, layer: RobustBatchNorm) -> type[_BatchNorm]:
     )
 
 
-def _qualified(kind: type) -> str:
-    return f"{kind.__module__}.{kind.__qualname__}"
+def _qualified_name(cls: type) -> str:
+    return f"{cls.__module__}.{cls.__qualname__}"
 
 
 def _in_process_group() -> bool:

@@ -1,8 +1,8 @@
-"""Contexts that look into robust layers, or change how they behave for a while, so that nobody patches a layer.
+"""Contexts that observe the robust layers of a model, or change how they behave until the context ends.
 
-Each takes a model, acts on all its robust layers, changes no parameter and no statistic, and leaves nothing behind.
-They act on the model and not on the thread: threads that use different contexts need a copy of the model each. Under
-activation checkpointing a layer's forward pass runs again during the backward pass, which then belongs inside as well.
+Each acts on all robust layers of a model and changes no parameter and no statistic. They act on the model, not on the
+thread: threads that use different contexts need a copy of the model each. Under activation checkpointing a layer's
+forward pass runs again during the backward pass, which must then be inside the context too.
 """
 
 from __future__ import annotations
@@ -22,18 +22,19 @@ from .policies import Policy
 
 @dataclass(frozen=True, eq=False)
 class Observation:
-    """One layer in one forward pass. Tensors are part of the autograd graph."""
+    """The input and the statistics of one layer in one forward pass; tensors are part of the autograd graph."""
 
     name: str
     """The layer's name in the model."""
     layer: RobustBatchNorm
     input: Tensor | None
-    """What went in; None with ``observe(..., inputs=False)``."""
+    """The layer's input; None with ``observe(..., inputs=False)``."""
     centre: Tensor
     """What the layer normalised with, after its policy."""
     variance: Tensor
     batch_centre: Tensor | None
-    """What the estimator made of this batch; None without weight, unless captured with ``always_estimate=True``."""
+    """What the estimator returned for this batch; None where the policy gives the batch no weight, unless observed with
+    ``always_estimate=True``."""
     batch_variance: Tensor | None
 
 
@@ -41,7 +42,7 @@ class Observation:
 def observe(
     model: nn.Module, *, inputs: bool = True, detached: bool = False, always_estimate: bool = False
 ) -> Iterator[list[Observation]]:
-    """Collect what every robust layer saw and used, in the order of execution.
+    """Collect the inputs and the statistics of every robust layer, in the order of execution.
 
     The list grows with each forward pass and is emptied on exit, so that no activation outlives the context: take what
     you need inside it.
@@ -54,9 +55,9 @@ def observe(
 
     >>> import torch, medbn
     >>> model = medbn.convert(nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8)))
-    >>> with medbn.observe(model) as seen:
+    >>> with medbn.observe(model) as observations:
     ...     _ = model(torch.randn(4, 3, 8, 8))
-    ...     print(seen[0].name, tuple(seen[0].input.shape), tuple(seen[0].centre.shape))
+    ...     print(observations[0].name, tuple(observations[0].input.shape), tuple(observations[0].centre.shape))
     1 (4, 8, 6, 6) (8,)
     """
     observations: list[Observation] = []
@@ -86,35 +87,38 @@ def backward_through(model: nn.Module, estimator: str | Estimator | Callable[[Es
     """Keep every forward value, to the bit, and take the gradient of the statistics from another estimator.
 
     With ``"mean"`` this is the straight-through gradient that an attacker uses against a median, whose own gradient
-    reaches one element per channel. It acts where gradients are recorded: run the forward pass inside. A function gives
-    each layer a stand-in for its own estimator.
+    reaches one element per channel. Run the forward pass inside.
+
+    Args:
+        model: a model with robust layers.
+        estimator: the backward estimator, or a function from each layer's own estimator to its backward estimator,
+            such as ``medbn.gradients.get`` returns.
     """
-    if isinstance(estimator, str | Estimator):
-        found = estimators.get(estimator)
-        stand_in: Callable[[Estimator], Estimator] = lambda own: found  # noqa: E731
-    else:
-        stand_in = estimator
-    with _set(robust_layers(model), _backward=lambda layer: stand_in(layer.estimator)):
+
+    def choose(own: Estimator) -> Estimator:
+        return estimators.get(estimator) if isinstance(estimator, str | Estimator) else estimator(own)
+
+    with _set(robust_layers(model), _backward=lambda layer: choose(layer.estimator)):
         yield
 
 
 @contextmanager
 def use_policy(model: nn.Module, policy: str | Policy) -> Iterator[None]:
-    """Let every layer follow another policy."""
-    stand_in = policies.get(policy)
-    with _set(robust_layers(model), policy=lambda layer: stand_in):
+    """Make every layer use another policy."""
+    policy = policies.get(policy)
+    with _set(robust_layers(model), policy=lambda layer: policy):
         yield
 
 
 @contextmanager
 def mask_images(model: nn.Module, valid: Tensor | None) -> Iterator[None]:
-    """Let only the images that ``valid``, a ``(B,)`` mask, marks take part in the statistics: for padded batches."""
+    """Estimate statistics only from the images that ``valid`` marks, a ``(B,)`` mask, as padded batches need."""
     with _set(robust_layers(model), _valid=lambda layer: valid):
         yield
 
 
 def robust_layers(model: nn.Module) -> dict[str, RobustBatchNorm]:
-    """The model's robust layers by name, each once."""
+    """Return the model's robust layers by name, each once."""
     layers = {name: module for name, module in model.named_modules() if isinstance(module, RobustBatchNorm)}
     if not layers:
         raise ValueError(
@@ -125,7 +129,7 @@ def robust_layers(model: nn.Module) -> dict[str, RobustBatchNorm]:
 
 @contextmanager
 def _set(layers: dict[str, RobustBatchNorm], **settings: Any) -> Iterator[None]:
-    """Set attributes of all layers, computed from each, and put the old values back."""
+    """Set attributes of all layers to what functions of the layer return, and restore the old values on exit."""
     before = [(layer, name, getattr(layer, name)) for layer in layers.values() for name in settings]
     try:
         for layer in layers.values():

@@ -1,7 +1,7 @@
-"""Multivariate medians: theorem 2 of the paper (appendix G), executable.
+"""Multivariate medians, to which theorem 2 of the paper (appendix G) applies.
 
 The paper's layers use the median of each channel. These two extend it to points in space, where the same bound holds:
-fewer than half malicious points move them by a bounded amount only.
+fewer than half malicious points can move them by a bounded amount only.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from torch import Tensor
 
 
 def coordinate_wise_median(points: Tensor) -> Tensor:
-    """The lower median of every coordinate of ``points`` (n, d): a minimiser of Σ‖z − xᵢ‖₁.
+    """Return the lower median of every coordinate of ``points`` (n, d): a minimiser of Σ‖z − xᵢ‖₁.
 
     >>> coordinate_wise_median(torch.tensor([[0.0, 0.0], [1.0, 5.0], [2.0, 1.0]]))
     tensor([1., 1.])
@@ -22,22 +22,23 @@ def coordinate_wise_median(points: Tensor) -> Tensor:
 
 
 def geometric_median(points: Tensor, *, tolerance: float = 1e-10, max_steps: int = 10_000) -> Tensor:
-    """The point nearest to all ``points`` (n, d) together: the minimiser of f(z) = Σ‖z − xᵢ‖₂.
+    """Return the minimiser of f(z) = Σ‖z − xᵢ‖₂ over ``points`` (n, d).
 
-    Weiszfeld's iteration, in the form of Vardi and Zhang (2000), which converges from any start because it can step off
-    a data point. A data point xₖ is the minimiser just when the unit vectors from it to all others add up to no more
-    than the number of points at xₖ; the one nearest to the iterate is tested, and returned exactly. Elsewhere the
-    iteration ends when ‖∇f(z)‖ ≤ ``tolerance`` · n, which bounds the error: f(z) − f* ≤ ‖∇f(z)‖ · ‖z − z*‖. Unit
-    vectors have no scale, so this holds among points at 1e30 too. If ``max_steps`` come first, a warning says so.
+    This is Weiszfeld's iteration in the form of Vardi and Zhang (2000), which converges from any start because it can
+    leave a data point. A data point xₖ is the minimiser exactly if the unit vectors from it to all others add up to no
+    more than the number of points at xₖ; the data point nearest to the iterate is tested, and returned exactly.
+    Elsewhere the iteration ends when ‖∇f(z)‖ ≤ ``tolerance`` · n, which bounds the error: f(z) − f* ≤ ‖∇f(z)‖ · ‖z −
+    z*‖. Unit vectors have no scale, so this also holds for points at 1e30. A warning is given if ``max_steps`` are
+    reached before.
 
     >>> geometric_median(torch.tensor([[0.0, 0.0], [4.0, 0.0], [0.0, 4.0], [4.0, 4.0]]))
     tensor([2., 2.])
     """
     x = _check(points).detach().double()
-    z = shift = x.median(dim=0).values  # near the answer; as the origin it leaves the most digits to its neighbours
+    z = shift = x.median(dim=0).values  # close to the result: as the origin it keeps digits
     scale = (x - shift).abs().max().clamp(min=torch.finfo(x.dtype).tiny)  # squares of 1e160 would overflow
     x, z = (x - shift) / scale, z - shift
-    tested, slope = -1, torch.inf
+    tested, slope = -1, torch.inf  # the data point tested last, and ‖∇f(z)‖
     for _ in range(max_steps):
         distances = (x - z).norm(dim=1)
         nearest = int(distances.argmin())
@@ -51,9 +52,9 @@ def geometric_median(points: Tensor, *, tolerance: float = 1e-10, max_steps: int
         slope = max(0.0, float(pull.norm()) - weight)
         if slope <= tolerance * len(x):
             break
-        pull, weight, stiffness = _off_a_cluster(x, z) or (pull, weight, stiffness)
+        pull, weight, stiffness = _leave_cluster(x, z) or (pull, weight, stiffness)
         following = z + (1 - weight / pull.norm()) * pull / stiffness
-        if torch.equal(following, z):  # rounding leaves nothing to gain
+        if torch.equal(following, z):  # the step is smaller than rounding
             break
         z = following
     else:
@@ -65,10 +66,11 @@ def geometric_median(points: Tensor, *, tolerance: float = 1e-10, max_steps: int
     return (z * scale + shift).to(points.dtype)
 
 
-def _off_a_cluster(x: Tensor, z: Tensor) -> tuple[Tensor, float, Tensor] | None:
-    """The forces on a cluster around z that is tiny beside its distance to all others, if they pull it away.
+def _leave_cluster(x: Tensor, z: Tensor) -> tuple[Tensor, float, Tensor] | None:
+    """Return the forces on a tight cluster of points around z, if they move z out of it; otherwise None.
 
-    Within it, steps are as small as it is. Seen from afar it is one point, which one step leaves.
+    Within a cluster that is tiny compared to its distance to all other points, steps are as small as the cluster.
+    Treated as one point, it is left in one step.
     """
     distances = (x - z).norm(dim=1).sort().values
     gaps = (distances[1:] > 1e8 * distances[:-1]).nonzero().flatten().tolist()
@@ -80,12 +82,15 @@ def _off_a_cluster(x: Tensor, z: Tensor) -> tuple[Tensor, float, Tensor] | None:
 
 
 def _forces(x: Tensor, z: Tensor, near: float = 0.0) -> tuple[Tensor, float, Tensor]:
-    """The sum of unit vectors from z to all points elsewhere, the number of points at z, and Σ 1/distance."""
-    away = x - z
-    distances = away.norm(dim=1, keepdim=True)
+    """Return the sum of unit vectors from z to all points elsewhere, the number of points at z, and Σ 1/distance.
+
+    A point is at z if it is no further than ``near``.
+    """
+    offsets = x - z
+    distances = offsets.norm(dim=1, keepdim=True)
     elsewhere = distances > near
     inverse = torch.where(elsewhere, 1 / distances, 0.0)
-    return (away * inverse).sum(dim=0), float((~elsewhere).sum()), inverse.sum()
+    return (offsets * inverse).sum(dim=0), float((~elsewhere).sum()), inverse.sum()
 
 
 def _check(points: Tensor) -> Tensor:

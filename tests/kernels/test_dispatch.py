@@ -192,10 +192,10 @@ def test_the_choice_is_visible_and_can_be_forced(monkeypatch):
     assert kernels.selected(x) == "reference"
     monkeypatch.setenv("MEDBN_KERNELS", "c")
     assert kernels.selected(x) == "c"
-    with pytest.raises(RuntimeError, match="MEDBN_KERNELS=c cannot be used"):
+    with pytest.raises(RuntimeError, match=r"MEDBN_KERNELS=c.*float64"):
         kernels.selected(x.double())
     monkeypatch.setenv("MEDBN_KERNELS", "cuda")
-    with pytest.raises(ValueError, match="Available: auto, c, reference, triton"):
+    with pytest.raises(ValueError, match=r"cuda.*auto, c, reference, triton"):
         kernels.selected(x)
 
 
@@ -205,7 +205,7 @@ def test_without_the_library_everything_runs(monkeypatch):
     assert kernels.selected(x) == "reference"
     assert medbn.functional.robust_norm(x).shape == x.shape
     monkeypatch.setenv("MEDBN_KERNELS", "c")
-    with pytest.raises(RuntimeError, match="cannot be used"):
+    with pytest.raises(RuntimeError, match="MEDBN_KERNELS=c"):
         kernels.selected(x)
 
 
@@ -219,9 +219,10 @@ def test_users_estimators_take_the_reference_path(monkeypatch):
 
 def test_a_triton_that_does_not_load_is_one_warning(monkeypatch):
     monkeypatch.setitem(sys.modules, "medbn.kernels.triton.orchestration", None)
+    monkeypatch.delattr(triton, "orchestration", raising=False)
     triton._load.cache_clear()
     try:
-        with pytest.warns(UserWarning, match="GPU kernels are off"):
+        with pytest.warns(UserWarning, match="Triton"):
             assert not triton.available()
         with warnings.catch_warnings():
             warnings.simplefilter("error")

@@ -1,13 +1,13 @@
-"""The fast paths: statistics, normalisation and its gradient in as few passes over the activation as there can be.
+"""Which kernels compute what: C on a CPU, Triton on a GPU, and the reference functions for everything else.
 
-One computation in two places: Triton on a GPU (``gpu``), C on a CPU (``native``). Both give the exact median, and the
-gradient in closed form: with y = w · (x − c) · r + b, r = 1/√(v + eps), and statistics that a share of which is the
-batch's,
+The kernels estimate, normalise and differentiate in as few passes over the activation as possible. Both give the exact
+median, and the gradient in closed form: with y = w · (x − c) · r + b and r = 1/√(v + eps),
 
-    dx = w · r · g  +  slope · (x − centre) + shift  +  something at the few elements that the medians are made of.
+    dx = w · r · g  +  slope · (x − centre) + shift  +  a summand at the few elements that the medians are taken from.
 
-Everything here is tensors in and tensors out, without autograd: ``ops`` makes operators and gradients of it. Whatever
-these cannot do (masks, other dtypes, other estimators, export, a second derivative) the reference path does.
+The functions here take and return tensors without autograd; ``medbn._normalise`` makes a differentiable function of
+them, and ``operators`` makes operators. What kernels cannot do (masks, other dtypes, other estimators, export, second
+derivatives) is left to ``reference``.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ PATHS = ("auto", "reference", "c", "triton")
 
 
 def selected(x: Tensor, estimator: str = "median") -> str:
-    """Which path a layer takes for this input: ``"c"``, ``"triton"`` or ``"reference"``.
+    """Return what computes an estimator for this input: ``"c"``, ``"triton"`` or ``"reference"``.
 
-    The environment variable ``MEDBN_KERNELS`` forces one of these; what is forced and cannot be done is an error.
+    The environment variable ``MEDBN_KERNELS`` forces one of these; forcing one that cannot be used is an error.
 
     >>> selected(torch.zeros(2, 3, dtype=torch.float64))
     'reference'
@@ -37,26 +37,26 @@ def selected(x: Tensor, estimator: str = "median") -> str:
     forced = os.environ.get("MEDBN_KERNELS", "auto")
     if forced not in PATHS:
         raise unknown_name("MEDBN_KERNELS", forced, PATHS)
-    if forced == "reference" or not _opaque() or type(x) not in (Tensor, torch.nn.Parameter):
+    if forced == "reference" or not _may_call_kernels() or type(x) not in (Tensor, torch.nn.Parameter):
         return "reference"
     path = "triton" if x.is_cuda else "c"
     kernels = triton if x.is_cuda else c
-    able = estimator in kernels.KERNELS and kernels.available() and kernels.supported(x)
-    if not able and forced == path and estimator in kernels.KERNELS:
+    usable = estimator in kernels.KERNELS and kernels.available() and kernels.supported(x)
+    if not usable and forced == path and estimator in kernels.KERNELS:
         why = kernels.reason() or "unsupported"
         raise RuntimeError(f"MEDBN_KERNELS={forced} cannot be used for {x.dtype} on {x.device}: {why}.")
-    return path if able and forced in ("auto", path) else "reference"
+    return path if usable and forced in ("auto", path) else "reference"
 
 
-def _opaque() -> bool:
-    """Whether kernels may be called: directly or, where a program is compiled but not exported, as operators."""
+def _may_call_kernels() -> bool:
+    """Return whether kernels may be called: directly, or as operators of a program that is compiled, not exported."""
     if not torch.compiler.is_compiling():
         return not reference.transformed()
-    # Older versions cannot tell compile from export.
-    return _TELLS_EXPORT and not _exporting() and not _transformed()
+    # Older versions of torch cannot tell whether a program is compiled or exported.
+    return _KNOWS_EXPORT and not _exporting() and not _transformed()
 
 
-_TELLS_EXPORT = hasattr(torch.compiler, "is_exporting")
+_KNOWS_EXPORT = hasattr(torch.compiler, "is_exporting")
 
 
 def _transformed() -> bool:
@@ -64,19 +64,20 @@ def _transformed() -> bool:
 
 
 def _exporting() -> bool:
-    return torch.compiler.is_exporting()  # which, within what torch.compile follows, is always true before torch 2.13
+    # Called from code that torch.compile traces, this would always be true before torch 2.13.
+    return torch.compiler.is_exporting()
 
 
-# torch.compile calls these and keeps the answer; see kernels.c.binding.
+# torch.compile calls these once and keeps the result; see kernels.c.binding.
 _exporting._dynamo_marked_constant = True  # type: ignore[attr-defined]
 _transformed._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def forward(
-    x: Tensor, weight: Tensor | None, bias: Tensor | None, held: tuple[Tensor, Tensor] | None, spec: Spec
+    x: Tensor, weight: Tensor | None, bias: Tensor | None, running: tuple[Tensor, Tensor] | None, spec: Spec
 ) -> tuple[Tensor, Saved]:
-    """Normalise ``x``, for which ``selected`` has a fast path."""
-    return triton.forward(x, weight, bias, held, spec) if x.is_cuda else c.forward(x, weight, bias, held, spec)
+    """Normalise ``x``, for which ``selected`` returns a kernel; return the output and what is saved for backward."""
+    return triton.forward(x, weight, bias, running, spec) if x.is_cuda else c.forward(x, weight, bias, running, spec)
 
 
 def backward(g: Tensor, x: Tensor, weight: Tensor | None, saved: Saved, spec: Spec) -> tuple[Tensor, Tensor, Tensor]:

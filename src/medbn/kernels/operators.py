@@ -47,21 +47,22 @@ def _norm(
     x: Tensor,
     weight: Tensor | None,
     bias: Tensor | None,
-    held_centre: Tensor | None,
-    held_variance: Tensor | None,
+    running_centre: Tensor | None,
+    running_variance: Tensor | None,
     *spec: Any,
 ) -> tuple[Tensor, ...]:
-    held = None if held_centre is None or held_variance is None else (held_centre, held_variance)
+    """Run ``norm``: ``dispatch.forward`` for an input of any strides."""
+    running = None if running_centre is None or running_variance is None else (running_centre, running_variance)
     dense = _dense(x)
-    y, saved = dispatch.forward(dense, weight, bias, held, _spec(*spec))
+    y, saved = dispatch.forward(dense, weight, bias, running, _spec(*spec))
     if dense is not x:
         y = torch.empty_like(x).copy_(y)
     table = torch.stack((saved.centre, saved.variance, saved.used_centre, saved.inverse_std))
-    means, slopes, finite, counted = saved[6:10]
+    means, slopes, finite, counted = saved.image_means, saved.slopes, saved.finite, saved.finite_count
     if means is None:
         means = torch.empty(0, device=x.device)
     elif x.is_cuda:
-        means = means.clone()  # a part of something larger
+        means = means.clone()  # it is a view of a larger tensor
     if slopes is None:
         slopes = torch.empty(0, device=x.device)
     if finite is None or counted is None:
@@ -76,17 +77,28 @@ def _norm_backward(
     weight: Tensor | None,
     table: Tensor,
     deviation: Tensor,
-    chosen: Tensor,
+    selected: Tensor,
     means: Tensor,
     slopes: Tensor,
     finite: Tensor,
     counted: Tensor,
     *spec: Any,
 ) -> tuple[Tensor, Tensor]:
-    images = (means if means.numel() else None, slopes if slopes.numel() else None)
-    masks = (None, None) if not x.is_cuda and int(counted) == len(x) else (finite, counted)
-    centre, variance, used, scale = table.unbind()
-    saved = Saved(centre, variance, used, scale, deviation, chosen, *images, *masks)
+    """Run ``norm_backward``: ``dispatch.backward`` for an input of any strides."""
+    all_finite = not x.is_cuda and int(counted) == len(x)
+    centre, variance, used_centre, inverse_std = table.unbind()
+    saved = Saved(
+        centre,
+        variance,
+        used_centre,
+        inverse_std,
+        deviation,
+        selected,
+        image_means=means if means.numel() else None,
+        slopes=slopes if slopes.numel() else None,
+        finite=None if all_finite else finite,
+        finite_count=None if all_finite else counted,
+    )
     dense = _dense(x)
     dx, d_weight, d_bias = dispatch.backward(g, dense, weight, saved, _spec(*spec))
     return dx if dense is x else torch.empty_like(x).copy_(dx), torch.stack((d_weight, d_bias))
@@ -97,7 +109,7 @@ def _spec(kernel: str, batch_weight: float, eps: float, mean: bool) -> Spec:
 
 
 def _dense(x: Tensor) -> Tensor:
-    """Strides that the kernels take; while a program is compiled nobody asks for these."""
+    """Return ``x`` in strides that the kernels can read: a compiler may have chosen others."""
     return x if x.is_cuda else c.dense(x)
 
 
@@ -105,13 +117,14 @@ def _norm_shapes(
     x: Tensor,
     weight: Tensor | None,
     bias: Tensor | None,
-    held_centre: Tensor | None,
-    held_variance: Tensor | None,
-    kind: str,
+    running_centre: Tensor | None,
+    running_variance: Tensor | None,
+    kernel: str,
     *_: Any,
 ) -> tuple[Tensor, ...]:
+    """Return tensors of the shapes, dtypes and strides that ``norm`` returns."""
     images, channels = x.shape[:2]
-    chosen, means, slopes = shapes(kind, images, channels)
+    selected, means, slopes = shapes(kernel, images, channels)
 
     def make(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
         return torch.empty(shape, dtype=dtype, device=x.device)
@@ -120,7 +133,7 @@ def _norm_shapes(
         torch.empty_like(x),
         make(4, channels),
         make(channels, dtype=torch.float64),
-        make(*chosen, dtype=torch.int32 if x.is_cuda else torch.int64),
+        make(*selected, dtype=torch.int32 if x.is_cuda else torch.int64),
         make(*means),
         make(*slopes),
         make(images, dtype=torch.int32),
@@ -129,27 +142,28 @@ def _norm_shapes(
 
 
 def _backward_shapes(g: Tensor, x: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
+    """Return tensors of the shapes, dtypes and strides that ``norm_backward`` returns."""
     return torch.empty_like(x), torch.empty((2, x.shape[1]), dtype=torch.float32, device=x.device)
 
 
-def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+def _save_for_backward(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
     x, weight, bias, _, _, *spec = inputs
     _, *saved = output
     ctx.mark_non_differentiable(*saved)
     ctx.save_for_backward(x, weight, *saved)
-    ctx.spec, ctx.bias = spec, None if bias is None else bias.dtype
+    ctx.spec, ctx.bias_dtype = spec, None if bias is None else bias.dtype
 
 
-def _slopes(ctx: Any, g: Tensor, *_: Any) -> tuple[Any, ...]:
+def _differentiate(ctx: Any, g: Tensor, *_: Any) -> tuple[Any, ...]:
     x, weight, *saved = ctx.saved_tensors
     dx, affine = torch.ops.medbn.norm_backward(g, x, weight, *saved, *ctx.spec)
-    _, weighs, biases = ctx.needs_input_grad[:3]
-    d_weight = affine[0].to(weight.dtype) if weighs else None
-    d_bias = affine[1].to(ctx.bias) if biases else None
+    _, weight_needed, bias_needed = ctx.needs_input_grad[:3]
+    d_weight = affine[0].to(weight.dtype) if weight_needed else None
+    d_bias = affine[1].to(ctx.bias_dtype) if bias_needed else None
     return dx, d_weight, d_bias, *[None] * 6
 
 
-def _no_slopes(ctx: Any, *_: Any) -> Any:
+def _refuse_second_derivative(ctx: Any, *_: Any) -> Any:
     raise NotImplementedError(
         "torch.ops.medbn.norm has no second derivative; use medbn's layers or medbn.functional.robust_norm without"
         " torch.compile."
@@ -160,5 +174,5 @@ for _name, _function, _shapes in (("norm", _norm, _norm_shapes), ("norm_backward
     for _device in ("CPU", "CUDA"):
         _library.impl(_name, _function, _device)
     torch.library.register_fake(f"medbn::{_name}", _shapes, lib=_library)
-torch.library.register_autograd("medbn::norm", _slopes, setup_context=_keep, lib=_library)
-torch.library.register_autograd("medbn::norm_backward", _no_slopes, lib=_library)
+torch.library.register_autograd("medbn::norm", _differentiate, setup_context=_save_for_backward, lib=_library)
+torch.library.register_autograd("medbn::norm_backward", _refuse_second_derivative, lib=_library)

@@ -1,9 +1,9 @@
 """The reference kernels: exact, in plain torch, on any device.
 
-Input is ``(B, C, *)`` and finite wherever it counts; ``valid`` is a ``(B,)`` mask of the images that count, or None for
-all of them. Results are per channel, in float32 or wider. Everything is differentiable, twice too, and keeps for the
-backward pass nothing larger than its input: autograd over the plain formulas would keep four activations where
-BatchNorm keeps one. Nothing reads a value on the host, so a GPU never waits.
+Input is ``(B, C, *)`` and finite in every image that is used; ``valid`` is a ``(B,)`` mask of the images to use, or
+None for all. Results are per channel, in float32 or wider. Everything is differentiable twice, and saves nothing larger
+than its input for the backward pass: autograd over the plain formulas would save four activations where BatchNorm saves
+one. No value is read on the host, so a GPU is never synchronised.
 """
 
 from __future__ import annotations
@@ -21,21 +21,22 @@ MAD_FACTORS = {"mad": 1.0, "mad_scaled": MAD_TO_SIGMA**2}
 
 
 def working_dtype(x: Tensor) -> torch.dtype:
-    """The dtype statistics are computed in: float32 for anything narrower, else the input's own."""
+    """Return the dtype that statistics are computed in: float32 for anything narrower, else the input's own."""
     return torch.float32 if x.dtype in (torch.float16, torch.bfloat16) else x.dtype
 
 
 def traced() -> bool:
-    """Whether this runs for something else than its values: compile, export, jit.trace, torch.func, forward-mode AD.
+    """Return whether the call is traced or transformed: compile, export, jit.trace, torch.func or forward-mode AD.
 
-    Then everything is plain, differentiable torch, and no value is looked at. A Function would be no use: a compiler
-    decides itself what to keep, older ones lose gradients there, and an exported program may hold aten operators alone.
+    Then everything is plain, differentiable torch, and no value is read. An autograd Function would not help: a
+    compiler decides itself what to save, older ones lose a Function's gradients, and an exported program may contain
+    aten operators only.
     """
     return torch.compiler.is_compiling() or transformed()
 
 
 def transformed() -> bool:
-    """Whether jit.trace, torch.func or forward-mode AD looks on, inside a compiler or not."""
+    """Return whether jit.trace, torch.func or forward-mode AD is active, inside a compiler or not."""
     return (
         torch._C._get_tracing_state() is not None
         or torch._C._are_functorch_transforms_active()
@@ -43,16 +44,16 @@ def transformed() -> bool:
     )
 
 
-def _follows(*tensors: Tensor | None) -> bool:
-    """Whether these tensors' gradients, or tangents, will be wanted."""
+def _needs_gradient(*tensors: Tensor | None) -> bool:
+    """Return whether gradients or tangents of these tensors may be asked for."""
     if traced() and not torch.compiler.is_compiling():
         return True  # requires_grad says nothing about tangents and torch.func
     return torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
 
 
-def _saves(*tensors: Tensor | None) -> bool:
-    """Whether to use a Function, which decides what is kept for the backward pass."""
-    return not traced() and _follows(*tensors)
+def _needs_function(*tensors: Tensor | None) -> bool:
+    """Return whether to use an autograd Function, which decides what is saved for backward."""
+    return not traced() and _needs_gradient(*tensors)
 
 
 def _apply(function: type[Function], *arguments: Any) -> Any:
@@ -60,21 +61,21 @@ def _apply(function: type[Function], *arguments: Any) -> Any:
 
 
 def _planes(x: Tensor) -> Tensor:
-    """``(B, C, *)`` as ``(B, C, S)``; a view in both memory formats."""
+    """View ``(B, C, *)`` as ``(B, C, S)``, in either memory format."""
     return x.reshape(x.shape[0], x.shape[1], -1)
 
 
 def _rows(x: Tensor) -> Tensor:
-    """``(B, C, *)`` as ``(C, N)``, every channel's values in (b, h, w) order."""
+    """Return ``(B, C, *)`` as ``(C, N)``: the values of each channel, in (b, h, w) order."""
     return x.transpose(0, 1).reshape(x.shape[1], -1)
 
 
-def _masked(planes: Tensor, valid: Tensor | None) -> Tensor:
+def _mask(planes: Tensor, valid: Tensor | None) -> Tensor:
     return planes if valid is None else torch.where(valid.view(-1, 1, 1), planes, 0.0)
 
 
 def _count(planes: Tensor, valid: Tensor | None) -> Tensor | int:
-    """How many values of each channel count: at least 1, so that an empty selection divides by something."""
+    """Return the number of values used of each channel; at least 1, so that it can be divided by."""
     size = planes.shape[2]
     return planes.shape[0] * size if valid is None else valid.sum().clamp(min=1) * size
 
@@ -83,26 +84,30 @@ def _count(planes: Tensor, valid: Tensor | None) -> Tensor | int:
 
 
 def lower_median(x: Tensor, valid: Tensor | None = None) -> Tensor:
-    """The order statistic at rank ⌊(n−1)/2⌋ of each channel; its gradient goes to the first element that has it."""
+    """Return the order statistic at rank ⌊(n−1)/2⌋ of each channel.
+
+    Its gradient goes to the first element that has this value.
+    """
     rows = _rows(x.detach())
     values = _select(rows, x, valid)
-    if _follows(x):
+    if _needs_gradient(x):
         values = substitute(values, _pick(x, _first(rows, values, x, valid)))
     return values.to(working_dtype(x))
 
 
 def median_absolute_deviation(x: Tensor, centre: Tensor, valid: Tensor | None = None) -> Tensor:
-    """The lower median of ``|x − centre|`` of each channel; differentiable in ``x`` and ``centre``."""
+    """Return the lower median of ``|x − centre|`` of each channel; differentiable in ``x`` and ``centre``."""
     deviations = (_rows(x.detach()).to(centre.dtype) - centre.detach().unsqueeze(1)).abs()
     values = _select(deviations, x, valid)
-    if _follows(x, centre):
+    if _needs_gradient(x, centre):
         selected = _pick(x, _first(deviations, values, x, valid)).to(centre.dtype)
         values = substitute(values, (selected - centre).abs())
     return values
 
 
 def _select(rows: Tensor, x: Tensor, valid: Tensor | None) -> Tensor:
-    rows = _with_balanced_gaps(rows, x, valid)
+    """Return the lower median of each row, over the images of ``x`` that are used."""
+    rows = _fill_unused(rows, x, valid)
     if rows.is_cuda and torch.are_deterministic_algorithms_enabled():
         # torch.median returns indices, which CUDA refuses to do deterministically. A sort has NaN last.
         ordered = rows.sort(dim=1).values
@@ -112,49 +117,49 @@ def _select(rows: Tensor, x: Tensor, valid: Tensor | None) -> Tensor:
     return values + 0.0  # −0.0 becomes +0.0
 
 
-def _with_balanced_gaps(rows: Tensor, x: Tensor, valid: Tensor | None) -> Tensor:
-    """Put ±inf where an image does not count, as many of each as leave the median of the others at its rank."""
+def _fill_unused(rows: Tensor, x: Tensor, valid: Tensor | None) -> Tensor:
+    """Replace values of unused images by −inf and +inf, in numbers that keep the median of the others at its rank."""
     if valid is None:
         return rows
-    keep = _keep(x, valid)
-    below = (keep.numel() - 1) // 2 - (keep.sum() - 1) // 2
-    gaps = torch.where((~keep).cumsum(0) <= below, -torch.inf, torch.inf).to(rows.dtype)
-    return torch.where(keep, rows, gaps)
+    used = _expand_mask(x, valid)
+    below = (used.numel() - 1) // 2 - (used.sum() - 1) // 2
+    fill = torch.where((~used).cumsum(0) <= below, -torch.inf, torch.inf).to(rows.dtype)
+    return torch.where(used, rows, fill)
 
 
-def _keep(x: Tensor, valid: Tensor) -> Tensor:
-    """The mask over images as a mask over the N values of a row."""
+def _expand_mask(x: Tensor, valid: Tensor) -> Tensor:
+    """Return the mask over images as a mask over the N values of a row."""
     return valid.unsqueeze(1).expand(-1, x[0, 0].numel()).reshape(-1)
 
 
 def _first(rows: Tensor, values: Tensor, x: Tensor, valid: Tensor | None) -> Tensor:
-    """Where each row has its value first. argmax returns the first of equal maxima, on every device."""
-    found = rows == values.unsqueeze(1)
+    """Return the first position of each row's value. argmax returns the first of equal maxima, on every device."""
+    equal = rows == values.unsqueeze(1)
     if valid is not None:
-        found = found & _keep(x, valid)
-    return found.to(torch.uint8).argmax(dim=1)
+        equal = equal & _expand_mask(x, valid)
+    return equal.to(torch.uint8).argmax(dim=1)
 
 
 def _pick(x: Tensor, index: Tensor) -> Tensor:
-    """One element of each channel, by its position in (b, h, w) order."""
+    """Return one element of each channel, by its position in (b, h, w) order."""
     planes = _planes(x)
     channels = torch.arange(planes.shape[1], device=x.device)
     return planes[index // planes.shape[2], channels, index % planes.shape[2]]
 
 
 def middle_over_images(values: Tensor, valid: Tensor | None = None) -> Tensor:
-    """The median of ``(B, C)`` over images: the mean of the two middle values when their number is even."""
+    """Return the median of ``(B, C)`` over images: the mean of the two middle values when their number is even."""
     images = values.shape[0]
     if valid is None:
         ordered = values.sort(dim=0, stable=True).values
         middle = 0.5 * ordered[(images - 1) // 2] + 0.5 * ordered[images // 2]
     else:
-        keep = valid.unsqueeze(1)
-        ordered = values.masked_fill(~keep, torch.inf).sort(dim=0, stable=True).values
+        used = valid.unsqueeze(1)
+        ordered = values.masked_fill(~used, torch.inf).sort(dim=0, stable=True).values
         count = valid.sum().clamp(min=1)
         middle = 0.5 * ordered.index_select(0, ((count - 1) // 2).view(1)).squeeze(0)
         middle = middle + 0.5 * ordered.index_select(0, (count // 2).view(1)).squeeze(0)
-        values = values.masked_fill(~keep, 0)
+        values = values.masked_fill(~used, 0)
     return torch.where(values.isnan().any(dim=0), torch.nan, middle)
 
 
@@ -162,8 +167,8 @@ def middle_over_images(values: Tensor, valid: Tensor | None = None) -> Tensor:
 
 
 def square_deviation(x: Tensor, centre: Tensor, valid: Tensor | None = None) -> Tensor:
-    """The mean of ``(x − centre)²`` of each channel; differentiable in both."""
-    if _saves(x, centre):
+    """Return the mean of ``(x − centre)²`` of each channel; differentiable in both."""
+    if _needs_function(x, centre):
         return cast(Tensor, _apply(_SquareDeviation, x, centre, valid))
     return _SquareDeviation.forward(None, x, centre, valid)
 
@@ -178,7 +183,7 @@ class _SquareDeviation(Function):
 
     @staticmethod
     def deviation(x: Tensor, centre: Tensor, valid: Tensor | None) -> Tensor:
-        return _masked(_planes(x).to(centre.dtype) - centre.unsqueeze(1), valid)
+        return _mask(_planes(x).to(centre.dtype) - centre.unsqueeze(1), valid)
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
@@ -190,13 +195,13 @@ class _SquareDeviation(Function):
 
 
 def _product(gradient: Tensor, deviation: Tensor) -> Tensor:
-    """Their product, and 0 where the gradient is 0: deviations of huge values may be infinite."""
+    """Return the product, and 0 where the gradient is 0: deviations of huge values may be infinite."""
     return torch.where(gradient == 0, 0.0, gradient * deviation)
 
 
 def image_moments(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Each image's own mean and biased variance in each channel, both ``(B, C)``."""
-    if _saves(x):
+    """Return each image's own mean and biased variance in each channel, both ``(B, C)``."""
+    if _needs_function(x):
         return cast(tuple[Tensor, Tensor], _apply(_ImageMoments, x))
     return _ImageMoments.forward(None, x)
 
@@ -228,10 +233,10 @@ class _ImageMoments(Function):
 def normalise(
     x: Tensor, centre: Tensor, variance: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float
 ) -> Tensor:
-    """``weight · (x − centre) / √(variance + eps) + bias``, differentiable in all five tensors."""
+    """Return ``weight · (x − centre) / √(variance + eps) + bias``, differentiable in all five tensors."""
     weight = weight if weight is None else weight.to(centre.dtype)
     bias = bias if bias is None else bias.to(centre.dtype)
-    if _saves(x, centre, variance, weight, bias):
+    if _needs_function(x, centre, variance, weight, bias):
         return cast(Tensor, _apply(_Normalise, x, centre, variance, weight, bias, eps))
     if traced():
         scale = torch.rsqrt(variance + eps) if weight is None else torch.rsqrt(variance + eps) * weight
@@ -267,20 +272,20 @@ class _Normalise(Function):
         x, centre, variance, weight = ctx.saved_tensors
         inverse_std = torch.rsqrt(variance + ctx.eps)
         scale = inverse_std if weight is None else weight * inverse_std
-        if torch.is_grad_enabled():  # someone will differentiate this backward pass: use what autograd can follow
-            along = _planes(g).to(centre.dtype)
+        if torch.is_grad_enabled():  # create_graph=True: compute in operations that autograd can differentiate again
+            d_y = _planes(g).to(centre.dtype)
             standard = (_planes(x).to(centre.dtype) - centre.unsqueeze(1)) * inverse_std.unsqueeze(1)
-            d_x = (along * scale.unsqueeze(1)).to(x.dtype).view(x.shape)
-            d_weight, d_bias = (along * standard).sum(dim=(0, 2)), along.sum(dim=(0, 2))
+            d_x = (d_y * scale.unsqueeze(1)).to(x.dtype).view(x.shape)
+            d_weight, d_bias = (d_y * standard).sum(dim=(0, 2)), d_y.sum(dim=(0, 2))
         else:
-            # CUDA's kernels insist on a weight and, in channels_last, on saved statistics.
+            # torch's CUDA kernels require a weight and, in channels_last, saved statistics.
             ones = torch.ones_like(centre) if weight is None else weight
             d_x, d_weight, d_bias = torch.ops.aten.native_batch_norm_backward(
                 g, x, ones, centre, variance, centre, inverse_std, False, ctx.eps, [ctx.needs_input_grad[0], True, True]
             )
         d_centre, d_variance = -scale * d_bias, -0.5 * scale * inverse_std * d_weight
-        wanted = ctx.needs_input_grad
-        return d_x, d_centre, d_variance, d_weight if wanted[3] else None, d_bias if wanted[4] else None, None
+        needs = ctx.needs_input_grad
+        return d_x, d_centre, d_variance, d_weight if needs[3] else None, d_bias if needs[4] else None, None
 
 
 # --- mixing with running statistics ---------------------------------------------------------------------------------
@@ -320,10 +325,7 @@ def mix(
 
 
 def substitute(value: Tensor, gradient: Tensor) -> Tensor:
-    """Return ``value``, to the bit, and send whatever gradient comes back through ``gradient``.
-
-    Where ``gradient`` is not finite there is no direction to follow, and nothing is sent.
-    """
-    # A zero that has a gradient; a Function whose output ignores its input would be traced as a constant.
-    nothing = torch.where(gradient.isfinite(), gradient - gradient.detach(), 0.0)
-    return value.detach() + nothing
+    """Return ``value``, to the bit, with the gradient of ``gradient``; no gradient flows where that is not finite."""
+    # A zero that has a gradient. A Function whose output ignores its input would be traced as a constant.
+    zero = torch.where(gradient.isfinite(), gradient - gradient.detach(), 0.0)
+    return value.detach() + zero

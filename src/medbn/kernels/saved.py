@@ -1,4 +1,4 @@
-"""What passes between forward and backward on the fast paths."""
+"""What a kernel is asked to compute, and what its forward pass saves for the backward pass."""
 
 from __future__ import annotations
 
@@ -22,34 +22,36 @@ class Spec(NamedTuple):
 
 
 class Saved(NamedTuple):
-    """What a forward pass saved, which is all that its backward pass needs beside its inputs."""
+    """Tensors that a forward pass saves for backward. Those per channel have shape ``(C,)`` if no other is given."""
 
     centre: Tensor
+    """The batch's centre."""
     variance: Tensor
+    """The batch's variance."""
     used_centre: Tensor
-    """The centre that was used, after mixing with what is held."""
+    """The centre that ``x`` was normalised with, after mixing with running statistics."""
     inverse_std: Tensor
-    """The 1/σ that was used."""
+    """1/√(variance + eps) that ``x`` was normalised with."""
     deviation_sum: Tensor
-    """The sum of x − centre, float64."""
+    """The sum of x − centre, in float64."""
     selected: Tensor
-    """Where the median stands first, ``(C,)``; where median and MAD do, ``(2, C)``; or the two images that each of
-    three medians over images comes from, ``(6, C)``."""
+    """Where the statistics were taken from. ``(C,)``: the first element that equals the median. ``(2, C)``: the first
+    elements that median and MAD are taken from. ``(6, C)``: two images for each of three medians over images."""
     image_means: Tensor | None = None
-    """``(B, C)``, each image's own, for medians over images."""
+    """``(B, C)``: the mean of each image, for medians over images."""
     slopes: Tensor | None = None
-    """The slope of the squared MAD, ``(1, C)``, on a GPU the MAD itself; ``(2, C)`` for the two images that it comes
-    from."""
+    """The derivative of the squared MAD. ``(1, C)``, which on a GPU is the MAD itself; ``(2, C)`` for the two images
+    that the MAD is taken from."""
     finite: Tensor | None = None
-    """``(B,)`` of 0 and 1: the images that take part; None for all of them."""
+    """``(B,)`` of 0 and 1: the images that are finite; None if all are."""
     finite_count: Tensor | None = None
-    """``(1,)``: how many these are."""
+    """``(1,)``: the number of finite images."""
     image_variances: Tensor | None = None
-    """``(B, C)``, each image's own variance, for medians over images."""
+    """``(B, C)``: the variance of each image, for medians over images."""
 
 
-def shapes(kind: str, images: int, channels: int) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
-    """Of ``chosen``, ``means`` and ``slopes``; what there is not is empty."""
-    if kind == "image_median":
+def shapes(kernel: str, images: int, channels: int) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
+    """Return the shapes of ``selected``, ``image_means`` and ``slopes``; ``(0,)`` for what a kernel does not save."""
+    if kernel == "image_median":
         return (6, channels), (images, channels), (2, channels)
-    return ((channels,), (0,), (0,)) if kind == "median" else ((2, channels), (0,), (1, channels))
+    return ((channels,), (0,), (0,)) if kernel == "median" else ((2, channels), (0,), (1, channels))
