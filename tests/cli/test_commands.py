@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pkgutil
 import re
 import signal
 import subprocess
@@ -12,6 +13,7 @@ import sys
 import pytest
 
 import medbn
+import medbn.models
 from medbn import bench
 from medbn.cli import main
 
@@ -167,12 +169,27 @@ def test_unexpected_errors_name_themselves_and_where_to_look(capsys, monkeypatch
         main(["run", "demo"])
 
 
-def test_version_and_help(capsys):
-    for arguments, expected in [(["--version"], medbn.__version__), (["--help"], "demo")]:
-        with pytest.raises(SystemExit) as stop:
-            main(arguments)
-        assert stop.value.code == 0
-        assert expected in capsys.readouterr().out
+def test_version(capsys):
+    with pytest.raises(SystemExit) as stop:
+        main(["--version"])
+    assert stop.value.code == 0
+    assert capsys.readouterr().out == f"medbn {medbn.__version__}\n"
+
+
+def test_help_lists_every_command_on_one_line(capsys):
+    with pytest.raises(SystemExit):
+        main(["--help"])
+    lines = capsys.readouterr().out.splitlines()
+    for file in pkgutil.iter_modules(medbn.cli.__path__):
+        if not file.name.startswith("_"):
+            assert sum(line.startswith(f"  {file.name} ") and len(line) < 100 for line in lines) == 1, file.name
+
+
+def test_models_are_listed_with_their_size(capsys):
+    assert main(["models"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines[1 : 1 + len(medbn.models.available())]] == medbn.models.available()
+    assert next(line for line in lines if line.startswith("resnet-small")).split() == ["resnet-small", "0.08", "M"]
 
 
 @pytest.mark.slow

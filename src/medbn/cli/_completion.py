@@ -62,3 +62,24 @@ def format_names() -> list[str]:
     from .. import report
 
     return report.FORMATS.available()
+
+
+def speed_parts() -> list[str]:
+    """Return the parts of ``medbn speed``."""
+    from .. import speed
+
+    return list(speed.PARTS)
+
+
+def speed_layouts() -> list[str]:
+    """Return the memory formats that ``medbn speed`` measures."""
+    from .. import speed
+
+    return list(speed.LAYOUTS)
+
+
+def speed_dtypes() -> list[str]:
+    """Return the types of activations that ``medbn speed`` measures."""
+    from .. import speed
+
+    return list(speed.DTYPES)

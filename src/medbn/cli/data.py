@@ -8,6 +8,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+from .._errors import unknown_name
 from ._arguments import add_root, natural_int, positive_int
 from ._completion import complete, corruption_names, dataset_names
 from ._terminal import format_table, show_progress
@@ -110,8 +111,6 @@ def generate(options: argparse.Namespace) -> None:
             raise ValueError("--size goes with --from: the named datasets have a size.")
         clean = {name: data.get(name).clean for name in data.available() if data.get(name).clean}
         if options.name not in clean:
-            from .._errors import unknown_name
-
             raise unknown_name("dataset to generate (or give your own with --from FOLDER)", options.name, clean)
         source = data.load(str(clean[options.name]), root=options.root)
         default = data.get(options.name).path(options.root)

@@ -14,8 +14,10 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from .._errors import unknown_name
+from .._version import __version__
 from ._arguments import add_device, choose_device, positive_int
-from ._completion import complete, estimator_names
+from ._completion import complete, estimator_names, speed_dtypes, speed_layouts, speed_parts
 from ._terminal import Progress, check_destination, format_table, show_progress
 
 if TYPE_CHECKING:
@@ -57,9 +59,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add_device(place)
     place.add_argument("--threads", type=positive_int, metavar="N", help="torch's threads")
     complete(estimators, estimator_names)
-    complete(parts, lambda: _speed().PARTS)
-    complete(layouts, lambda: _speed().LAYOUTS)
-    complete(dtype, lambda: _speed().DTYPES)
+    complete(parts, speed_parts)
+    complete(layouts, speed_layouts)
+    complete(dtype, speed_dtypes)
 
 
 def run(options: argparse.Namespace) -> None:
@@ -67,8 +69,6 @@ def run(options: argparse.Namespace) -> None:
     import torch
 
     from .. import speed
-    from .._errors import unknown_name
-    from .._version import __version__
 
     parts = list(dict.fromkeys(options.parts or speed.PARTS))
     for part in parts:
@@ -132,16 +132,9 @@ class _Record:
         self.path.write_text(facts + ',\n"parts": {\n' + ",\n".join(parts) + "\n}}\n", encoding="utf-8")
 
 
-def _speed() -> Any:
-    from .. import speed
-
-    return speed
-
-
 def _settings(options: argparse.Namespace) -> Settings:
     """Return the default settings of the device, changed by the options."""
     from .. import estimators, speed
-    from .._errors import unknown_name
 
     settings = speed.Settings.defaults(choose_device(options.device), options.quick)
     changes: dict[str, Any] = {"dtype": options.dtype, "reference": not options.no_reference}

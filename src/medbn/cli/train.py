@@ -6,6 +6,7 @@ import argparse
 import time
 from pathlib import Path
 
+from .._version import __version__
 from ._arguments import add_device, add_root, choose_device, natural_int, non_negative_float
 from ._completion import complete, dataset_names, model_names
 from ._terminal import show_progress
@@ -44,7 +45,6 @@ def run(options: argparse.Namespace) -> None:
     import torch
 
     from .. import data, models, training
-    from .._version import __version__
 
     plan = training.Plan(
         options.epochs, options.lr, options.batch_size, weight_decay=options.weight_decay, seed=options.seed
