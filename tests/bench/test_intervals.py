@@ -23,7 +23,7 @@ def test_wilson_is_scipys(hits, count):
 
 @pytest.mark.parametrize(("hits", "count"), [(0, 0), (3, 2), (-1, 5)])
 def test_wilson_refuses_nonsense(hits, count):
-    with pytest.raises(ValueError, match="hits of at least one attempt"):
+    with pytest.raises(ValueError, match="hits"):
         wilson(hits, count)
 
 
@@ -58,7 +58,7 @@ def test_paired_differences_ignore_what_both_share():
     assert found.value == pytest.approx(-0.1)
     assert found.high - found.low < 1e-9
     assert math.isnan(paired([0.5], [0.4]).low)
-    with pytest.raises(ValueError, match="the same batches"):
+    with pytest.raises(ValueError, match="1 and 0"):
         paired([1.0], [])
 
 

@@ -171,13 +171,13 @@ def test_lookup_answers_none_or_asks_back():
     table = get("targeted-instant")
     assert table.lookup(dataset=C10, estimator="mad", method="tebn") is None
     assert table.lookup(dataset=C10, estimator=BN, method="tebn", corruption="fog") is None
-    with pytest.raises(ValueError, match=r"fits 7 numbers of 'targeted-instant'; say also which method\."):
+    with pytest.raises(ValueError, match=r"7 numbers.*method"):
         table.lookup(dataset=C10, estimator=BN)
-    with pytest.raises(ValueError, match="say also which corruption"):
+    with pytest.raises(ValueError, match="corruption"):
         get(PER_CORRUPTION[0]).lookup(dataset=C10, estimator=BN, method="tebn")
-    with pytest.raises(ValueError, match=r"unknown key of a published number 'datset'\. Did you mean 'dataset'"):
+    with pytest.raises(ValueError, match=r"datset.*dataset"):
         table.lookup(datset=C10)
-    with pytest.raises(ValueError, match=r"unknown published table 'cumulativ'\. Did you mean 'cumulative'"):
+    with pytest.raises(ValueError, match=r"cumulativ.*cumulative"):
         get("cumulativ")
 
 

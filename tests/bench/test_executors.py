@@ -1,0 +1,146 @@
+"""Executors: a run that is killed, shared or spread over processes ends with the bits of an undisturbed one."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+from dataclasses import replace
+
+import pytest
+
+from medbn import bench
+from medbn.bench import executors
+
+from .stored import stored_metrics
+
+SCRIPT = """
+import os, signal, sys, torch
+from medbn import bench
+recipe, store, kill_at = sys.argv[1], sys.argv[2], int(sys.argv[3])
+passes = 0
+
+def count(*_):
+    global passes
+    passes += 1
+    if passes == kill_at:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+torch.nn.modules.module.register_module_forward_hook(count)
+bench.run(bench.recipes.get(recipe), store, place=bench.Place(threads=1))
+print(passes)
+"""
+
+TOML = """
+data = "digits"
+model = "resnet-small"
+weights = "shipped"
+clean = "digits"
+frost = "synthetic"
+batch_size = 30
+malicious = 6
+methods = ["tent", "eata", "sar", "sotta", "sema"]
+estimators = ["median"]
+corruptions = ["contrast"]
+batches = 3
+scenario = "{scenario}"
+[[attacks]]
+objective = "indiscriminate"
+steps = 2
+step_size = 0.1
+"""
+
+
+def launch(folder, store, scenario: str, kill_at: int = 0) -> subprocess.Popen:
+    """Start a process that runs the recipe, and kills itself in the forward pass of that number."""
+    (folder / "run.py").write_text(SCRIPT)
+    recipe = folder / f"{scenario}.toml"
+    recipe.write_text(TOML.format(scenario=scenario))
+    command = [sys.executable, str(folder / "run.py"), str(recipe), str(store), str(kill_at)]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def finish(child: subprocess.Popen) -> int:
+    """Wait for a process that ends well, and return how many forward passes it had."""
+    out, errors = child.communicate(timeout=300)
+    assert child.returncode == 0, errors
+    return int(out)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory):
+    """A function that returns, by scenario, the metrics of an undisturbed run, and its number of forward passes."""
+    folder = tmp_path_factory.mktemp("undisturbed")
+    runs = {}
+
+    def get(scenario: str):
+        if scenario not in runs:
+            passes = finish(launch(folder, folder / f"{scenario}.db", scenario))
+            runs[scenario] = stored_metrics(folder / f"{scenario}.db"), passes
+        return runs[scenario]
+
+    return get
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("scenario", ["instant", "cumulative"])
+def test_a_run_that_is_killed_repeatedly_ends_with_the_same_bits(tmp_path, undisturbed, scenario):
+    expected, passes = undisturbed(scenario)
+    store, rng = tmp_path / "killed.db", random.Random(scenario)
+    finished = [0]
+    for part in (0.2, 0.4, 0.4):
+        child = launch(tmp_path, store, scenario, kill_at=int(passes * part * rng.uniform(0.7, 1.0)))
+        child.communicate(timeout=300)
+        assert child.returncode == -signal.SIGKILL
+        finished.append(sum(map(len, stored_metrics(store).values())))
+    assert finished == sorted(finished)  # no stored batch is ever lost
+    assert 0 < finished[1] < finished[-1] < sum(map(len, expected.values()))
+    finish(launch(tmp_path, store, scenario))
+    assert stored_metrics(store) == expected
+
+
+@pytest.mark.slow
+def test_two_runs_at_once_share_the_work(tmp_path, undisturbed):
+    store = tmp_path / "together.db"
+    passes = [finish(child) for child in [launch(tmp_path, store, "instant") for _ in range(2)]]
+    passes.append(finish(launch(tmp_path, store, "instant")))  # runs what both left to the other
+    expected, alone = undisturbed("instant")
+    assert stored_metrics(store) == expected
+    assert sum(passes) < 2 * alone
+
+
+@pytest.mark.slow
+def test_processes_give_the_numbers_of_one(tmp_path, tiny):
+    place, events = bench.Place(threads=1), []
+    bench.run(tiny, tmp_path / "one.db", place=place)
+    executor = bench.Processes(place, 2)
+    bench.run(tiny, tmp_path / "two.db", place=place, executor=executor, on_event=events.append)
+    assert stored_metrics(tmp_path / "one.db") == stored_metrics(tmp_path / "two.db")
+    assert sum(event.kind == "finished" for event in events) == 4
+    assert sum(event.kind == "batch" for event in events) == 12
+
+
+@pytest.mark.slow
+def test_an_error_in_one_process_is_raised_after_the_other_cells_have_finished(tmp_path, tiny):
+    broken = replace(tiny, options={"tent": {"lr": -1.0}})
+    executor = bench.Processes(bench.Place(threads=1), 2)
+    with pytest.raises(ValueError, match=r"tent .*learning rate"):
+        executor.run([(cell, 3) for cell in broken.cells()], tmp_path / "x.db", lambda event: None)
+    assert [len(batches) for batches in stored_metrics(tmp_path / "x.db").values()] == [3, 3]  # TeBN's
+
+
+def test_there_is_at_least_one_process():
+    with pytest.raises(ValueError, match="jobs"):
+        bench.Processes(bench.Place(), 0)
+
+
+def test_cells_that_can_share_a_poisoned_batch_stay_together(tiny):
+    groups = executors.group_by_poison([(cell, 1) for cell in tiny.cells()])
+    names = [[(cell.method, cell.estimator) for cell, _ in group] for group in groups]
+    assert names == [[("tebn", "mean"), ("tent", "mean")], [("tebn", "image_median"), ("tent", "image_median")]]
+    apart = executors.group_by_poison([(cell, 1) for cell in replace(tiny, attacks=()).cells()])
+    assert [len(group) for group in apart] == [1, 1, 1, 1]
+    assert executors.group_by_poison([]) == []
