@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 import medbn
+from medbn.methods import _catalogue
 
 # All but the library of the C kernels, which lies there and is no module.
 MODULES = [m.name for m in pkgutil.walk_packages(medbn.__path__, "medbn.") if not m.name.endswith("._kernels")]
@@ -26,6 +27,7 @@ def test_importing_medbn_loads_torch_and_numpy_alone():
 import sys, torch, numpy
 before = set(sys.modules)
 import medbn
+from medbn.methods import _catalogue
 added = {name.partition(".")[0] for name in set(sys.modules) - before}
 print(sorted(added - {"medbn", "torch", "numpy"} - set(sys.stdlib_module_names)))
 """
@@ -45,11 +47,13 @@ def test_documented_examples_hold(module):
     assert results.failed == 0
 
 
-@pytest.mark.parametrize("document", ["README.md", "docs/guide.md", "docs/data.md", "docs/bench.md"])
+@pytest.mark.parametrize(
+    "document", ["README.md", "docs/guide.md", "docs/data.md", "docs/bench.md", "docs/extending.md"]
+)
 def test_code_in_documents_runs(document, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
-    # What the document registers is removed again.
-    monkeypatch.setattr(medbn.estimators._registry, "_values", dict(medbn.estimators._registry._values))
+    for registry in (medbn.estimators._registry, _catalogue._registry):  # what the document registers is removed again
+        monkeypatch.setattr(registry, "_values", dict(registry._values))
     text = (ROOT / document).read_text(encoding="utf-8")
     blocks = re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL)
     assert blocks

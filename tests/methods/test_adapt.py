@@ -822,7 +822,7 @@ def test_an_attacker_of_past_sees_what_she_can_still_change(gradient, model, bat
     for one, expected in zip(view, before, strict=True):  # of that moment, whatever the adapter has done since
         torch.testing.assert_close(one(batches[3]), expected)
     past.reset()
-    assert past.batch_policy(12, past.memory) == medbn.policies.ema(0.5)
+    assert past.commit_policy(12, past.memory) == medbn.policies.ema(0.5)
 
 
 @pytest.mark.parametrize("scenario", [medbn.attacks.instant, medbn.attacks.cumulative])
@@ -896,16 +896,16 @@ def test_images_weigh_alike_in_past_however_calls_are_cut(cuts, model):
     tta = make(model, "past", momentum=0.0)
     left, memory = 1.0, {"images": 0}
     for images in cuts:
-        left *= 1 - tta.batch_policy(images, memory).weight
+        left *= 1 - tta.commit_policy(images, memory).weight
         memory["images"] += images
     assert left == pytest.approx(12 / (12 + 24))
     late = {"images": 10_000}
     tta.momentum = 0.05
-    assert tta.batch_policy(12, late).weight == pytest.approx(0.05)
-    assert tta.batch_policy(3, late).weight == pytest.approx(0.05 / 4)
-    assert tta.batch_policy(24, late).weight == pytest.approx(0.1)
-    assert tta.batch_policy(12_000, late).weight == pytest.approx(1000 / 1001)  # never all
-    assert tta.batch_policy(12_000, {"images": 0}).weight == pytest.approx(1000 / 1001)
+    assert tta.commit_policy(12, late).weight == pytest.approx(0.05)
+    assert tta.commit_policy(3, late).weight == pytest.approx(0.05 / 4)
+    assert tta.commit_policy(24, late).weight == pytest.approx(0.1)
+    assert tta.commit_policy(12_000, late).weight == pytest.approx(1000 / 1001)  # never all
+    assert tta.commit_policy(12_000, {"images": 0}).weight == pytest.approx(1000 / 1001)
 
 
 @pytest.mark.parametrize("two_pass_batches", [0, 100])
@@ -913,7 +913,7 @@ def test_few_images_weigh_little_in_past(two_pass_batches, model, batches):
     alone, nan, padded = (make(model, "past", "image_median", two_pass_batches=two_pass_batches) for _ in range(3))
     for x in batches[:3]:
         alone(x), nan(x), padded(x)
-    weight = alone.batch_policy(1, alone.memory).weight
+    weight = alone.commit_policy(1, alone.memory).weight
     assert weight == pytest.approx(max(0.05 / 12, 1 / 49))
     before = alone.layers["bn"].ema_mean.clone()
     broken = batches[3].clone()

@@ -14,7 +14,7 @@ PRESETS = ("cifar10", "cifar100", "imagenet")
 """Benchmarks for which methods have published options."""
 
 Method = TypeVar("Method", bound=type[Adapter])
-_methods: Registry[type[Adapter]] = Registry("method")
+_registry: Registry[type[Adapter]] = Registry("method")
 
 
 def register(name: str, *, replace: bool = False) -> Callable[[Method], Method]:
@@ -24,14 +24,14 @@ def register(name: str, *, replace: bool = False) -> Callable[[Method], Method]:
         name: the method's name, in lower case.
         replace: replace the method of that name, if there is one.
     """
-    _methods.check_name(name)
+    _registry.check_name(name)
     if name != name.lower():
         raise ValueError(f"the name of a method is in lower case, such as {name.lower()!r}; got {name!r}.")
 
     def add(method: Method) -> Method:
         if not (inspect.isclass(method) and issubclass(method, Adapter)):
             raise TypeError(f"a method is a subclass of medbn.methods.Adapter, got {method!r}.")
-        _methods.register(name, method, replace=replace)
+        _registry.register(name, method, replace=replace)
         if "label" not in vars(method):
             method.label = method.__name__
         return method
@@ -41,7 +41,7 @@ def register(name: str, *, replace: bool = False) -> Callable[[Method], Method]:
 
 def unregister(name: str) -> None:
     """Remove a method's name."""
-    _methods.unregister(name.lower())
+    _registry.unregister(name.lower())
 
 
 def available() -> list[str]:
@@ -50,12 +50,12 @@ def available() -> list[str]:
     >>> available()
     ['eata', 'eta', 'mdia', 'past', 'sar', 'sema', 'sotta', 'source', 'tebn', 'tent']
     """
-    return sorted(_methods)
+    return sorted(_registry)
 
 
 def get(method: str) -> type[Adapter]:
     """Return the class of that name; case does not matter."""
-    return _methods.get(method.lower() if isinstance(method, str) else method)
+    return _registry.get(method.lower() if isinstance(method, str) else method)
 
 
 def options(method: str, preset: str = "cifar10") -> dict[str, Any]:

@@ -65,7 +65,7 @@ class Surrogate:
 
         if model.training:
             model.eval()
-        policy = adapter.batch_policy(inputs.size, state["memory"])
+        policy = adapter.commit_policy(inputs.size, state["memory"])
         normalise = nullcontext() if policy is None else hooks.use_policy(model, policy)
         replace_gradient = hooks.backward_through(model, backward) if backward and adapter.layers else nullcontext()
         unrolls = bool(self.unroll and adapter.learned)

@@ -14,7 +14,7 @@ Attributes of the class:
 
 Methods of Adapter:
     ``policy_for(layer)``: the policy of one layer, where layers differ.
-    ``batch_policy(images, memory)``: the policy that depends on the batch's size or on the memory.
+    ``commit_policy(images, memory)``: the weight of a batch in the moving averages, where it is not that policy's.
     ``prepare()``: what is to be done once, before the first call.
     ``update(inputs, output)``: adapt to one batch.
     ``commits_prediction()``: whether the statistics of the pass that predicts enter the moving averages.
@@ -149,14 +149,15 @@ class Adapter(Stateful):
         """Return the policy of the layer of that name; asked at the start, after every batch and after ``restore``."""
         return self.policy
 
-    def batch_policy(self, images: int, memory: dict[str, Any]) -> Policy | None:
-        """Return the policy by which a batch enters the moving averages, if it is not each layer's own.
+    def commit_policy(self, images: int, memory: dict[str, Any]) -> Policy | None:
+        """Return the policy by which a batch enters the moving averages; None for each layer's own.
 
-        An attacker sees the batch normalised by this policy too: with averages that include it.
+        Surrogates normalise by it too, because an attacker works on a batch that the averages will include. Override it
+        where the weight of a batch depends on its size or on the memory.
 
         Args:
             images: how many images the batch has.
-            memory: of the adapter, in the state that is asked about.
+            memory: ``self.memory``, or that of another state, in which an attacker knows the adapter.
         """
         return None
 
@@ -189,7 +190,7 @@ class Adapter(Stateful):
             state: what the attacker knows: ``snapshot()`` or ``source_state``.
             images: how many images the batch has.
         """
-        policy = self.batch_policy(images, state["memory"])
+        policy = self.commit_policy(images, state["memory"])
         normalisation = tuple(
             (name, layer.estimator, layer.nonfinite, layer.policy if policy is None else policy)
             for name, layer in self.layers.items()
@@ -294,7 +295,7 @@ class Adapter(Stateful):
 
     def commit(self, commit: Commit, images: int) -> None:
         """Commit the statistics of one batch to the moving averages, and remember the batch."""
-        commit(self.batch_policy(images, self.memory))
+        commit(self.commit_policy(images, self.memory))
         self.remember(images)
         self._set_policies()
 

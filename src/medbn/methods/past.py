@@ -79,13 +79,13 @@ class Past(Adapter):
         """Run the second pass of an early batch, and commit its statistics."""
         if not self.commits_prediction():
             images = int(inputs.finite_images(output).sum())
-            normalise = hooks.use_policy(self.model, self.batch_policy(images, self.memory))
+            normalise = hooks.use_policy(self.model, self.commit_policy(images, self.memory))
             with torch.no_grad(), normalise, self.observe_statistics() as gather:
                 self.run_model(inputs)
             self.commit(gather(), images)
         return False
 
-    def batch_policy(self, images: int, memory: dict[str, Any]) -> Policy:
+    def commit_policy(self, images: int, memory: dict[str, Any]) -> Policy:
         """Return the average with the weight of a batch of that many images after those in ``memory``."""
         most = images / (self.batch_size + images)
         equal = images / (self.batch_size + memory["images"] + images)

@@ -39,7 +39,7 @@ class SEMA(Adapter):
         """Return the moving average, with the weight of the next batch in it."""
         return self._counted_policy(self.memory) if self.counted else self.policy
 
-    def batch_policy(self, images: int, memory: dict[str, Any]) -> Policy | None:
+    def commit_policy(self, images: int, memory: dict[str, Any]) -> Policy | None:
         """Return the moving average with the weight of the batch that follows ``memory["batches"]`` others."""
         return self._counted_policy(memory) if self.counted else None
 

@@ -46,7 +46,7 @@ def order_estimators(names: Iterable[str]) -> list[str]:
 
 def method_label(method: str) -> str:
     """Return what a report calls a method: its name as its authors write it."""
-    return {"tent": "TENT", "sema": "sEMA", "mdia": "mDIA"}.get(method) or methods.get(method).__name__
+    return methods.get(method).label
 
 
 def attack_label(attack: Attack | None, among: Sequence[Attack | None]) -> str:
