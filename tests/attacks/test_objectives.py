@@ -86,7 +86,7 @@ def test_the_labels_of_malicious_images_do_not_matter():
 def test_segmentation_models_are_attacked(objective, method, estimator, dense_model, dense_stream):
     tta, (images, labels) = make(dense_model, method, estimator), dense_stream[0]
     values = []
-    attack = DIA(objective, steps=20, callback=lambda step, mine, value: values.append(value.item()))
+    attack = DIA(objective, steps=20, callback=lambda step, images, value: values.append(value.item()))
     poisoned = attack(tta, images, labels, [0, 5])
     assert torch.equal(poisoned[1:5], images[1:5])
     assert sum(values[-5:]) > sum(values[:5])

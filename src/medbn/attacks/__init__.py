@@ -7,7 +7,7 @@ docs/threat-model.md says what each assumes.
 
 from . import objectives, scenarios
 from .base import Attack, Malicious
-from .dia import DIA, Crafted
+from .dia import DIA, PoisonedBatch
 from .ensemble import Ensemble, worst_case
 from .objectives import Indiscriminate, IndiscriminateSegmentation, Objective, Targeted, TargetedPixel
 from .ready_made import available, get, register, unregister
@@ -17,7 +17,6 @@ from .summary import Summary, mean_iou
 __all__ = [
     "DIA",
     "Attack",
-    "Crafted",
     "Cumulative",
     "Ensemble",
     "Indiscriminate",
@@ -26,6 +25,7 @@ __all__ = [
     "Malicious",
     "Objective",
     "Outcome",
+    "PoisonedBatch",
     "Scenario",
     "Summary",
     "Targeted",

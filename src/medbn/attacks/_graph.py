@@ -1,161 +1,127 @@
-"""One step of an attack, recorded once on a GPU as a CUDA graph and played back for all the others.
+"""The steps of an attack: run one by one, or captured once on a GPU as a CUDA graph and replayed.
 
-An attack takes the same step a hundred times, and Python needs longer to launch it than a GPU to compute it. What a
-step reads lies in static tensors, which every attack fills anew: images, labels, which images are malicious, and the
-adapter's state. So one recording serves a whole stream. Whatever the Python code of a step looks at is part of a key,
-and another key is another recording. Recordings die with their adapter.
+An attack takes the same step a hundred times, and Python takes longer to launch a step than a GPU to compute it. All
+that changes from batch to batch is copied into static tensors: the images, their labels, which are malicious, and the
+adapter's state. So one graph serves a whole stream. ``medbn.cuda_graphs.GraphCache`` says when it may be replayed.
 """
 
 from __future__ import annotations
 
 import warnings
-from collections import OrderedDict
-from collections.abc import Callable, Hashable
-from itertools import chain
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
-import torch
 from torch import Tensor
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from .. import cuda_graphs
-from ..cuda_graphs import PLAIN, SWITCH, CaptureError, form
-from ..methods import Adapter
+from ..cuda_graphs import SWITCH, CaptureError, Graph, GraphCache, Guard, ObstacleError, capture
+from ..methods import Adapter, Surrogate
+from ._batch import Batch
 
-KEPT = 4
-"""Recordings per adapter; they share the memory in which a step computes."""
+if TYPE_CHECKING:
+    from .dia import DIA
 
-Step = Callable[[Any], tuple[Tensor, Tensor, Tensor]]
-"""From what is given to the moved images, the objective and the logits, none of them part of an autograd graph."""
-
-
-class Given(NamedTuple):
-    """What one step reads."""
-
-    batch: tuple[Any, ...]
-    mine: Tensor
-    """The malicious images, which a step moves."""
-    state: dict[str, Tensor]
-    """Of the adapter, as the attacker knows it."""
+WORTHWHILE = 10
+"""The number of steps from which a capture, which costs about as much as five of them, is tried unasked."""
 
 
-class Recording:
-    """A step, and the tensors it reads and writes."""
+class EagerSteps:
+    """Steps that Python launches."""
 
-    def __init__(self, graph: Any, pool: Any, static: Given, value: Tensor, logits: Tensor | None) -> None:
-        self.graph, self.pool = graph, pool
-        self.static, self.value, self.logits = static, value, logits
+    def __init__(
+        self, attack: DIA, adapter: Adapter, surrogate: Callable[..., Tensor], batch: Batch, malicious: Tensor
+    ) -> None:
+        self._attack, self._adapter, self._surrogate, self._batch = attack, adapter, surrogate, batch
+        self.malicious = malicious
+        """The malicious images after the last step."""
+
+    def take(self) -> tuple[Tensor, Tensor]:
+        """Take one step, and return the objective and the logits before it."""
+        self.malicious, value, logits = self._attack.step(self._adapter, self._surrogate, self._batch, self.malicious)
+        return value, logits
+
+
+class ReplayedSteps:
+    """Steps that a CUDA graph replays, with the same interface as ``EagerSteps``."""
+
+    def __init__(self, graph: _StepGraph, malicious: int) -> None:
+        self._graph, self._malicious = graph, malicious
 
     @property
-    def mine(self) -> Tensor:
-        """The malicious images, where they are now."""
-        return self.static.mine
+    def malicious(self) -> Tensor:
+        """Return a copy of the malicious images after the last step."""
+        static: Tensor = self._graph.inputs[self._malicious]
+        return static.clone()
 
-    def load(self, given: Given) -> None:
-        """Fill the static tensors."""
-        fill(self.static, given)
-
-    def replay(self) -> None:
-        """Take one step."""
-        self.graph.replay()
+    def take(self) -> tuple[Tensor, Tensor]:
+        """Take one step, and return the objective and the logits before it, valid until the next step."""
+        return self._graph.replay()
 
 
-_recordings: WeakKeyDictionary[Adapter, OrderedDict[Hashable, Recording | str]] = WeakKeyDictionary()
-_told: set[str] = set()
+_StepGraph = Graph[tuple[Tensor, Tensor]]
+_caches: WeakKeyDictionary[Adapter, GraphCache[_StepGraph]] = WeakKeyDictionary()
+_warned: set[str] = set()
 
 
-def fill(static: Given, given: Given) -> None:
-    """Copy what is given into tensors that stay where they are."""
-    with torch.no_grad():
-        for to, value in zip(tree_leaves(static), tree_leaves(given), strict=True):
-            to.copy_(value)
+def prepare_steps(
+    attack: DIA, adapter: Adapter, surrogate: Callable[..., Tensor], batch: Batch, malicious: Tensor
+) -> EagerSteps | ReplayedSteps:
+    """Return the attack's steps from these malicious images on: replayed where its options and the model allow it."""
+    eager = EagerSteps(attack, adapter, surrogate, batch, malicious)
+    if attack.graph is False or attack.steps == 0 or (attack.graph is None and attack.steps < WORTHWHILE):
+        return eager
+    try:
+        return _replay_steps(attack, adapter, surrogate, batch, malicious)
+    except CaptureError as error:
+        if attack.graph:
+            raise RuntimeError(
+                f"graph=True, and the attack's step cannot be captured as a CUDA graph: {error}"
+            ) from error
+        if not isinstance(error, ObstacleError):
+            _warn_once(str(error))
+    return eager
 
 
-def recorded(adapter: Adapter, key: Hashable, given: Given, step: Step, logits: bool) -> Recording:
-    """The recording for this key, filled with what is given; it is made if there is none, or raises CaptureError."""
-    kept = _recordings.setdefault(adapter, OrderedDict())
-    found = kept.get(key)
-    if isinstance(found, str):
-        raise CaptureError(found)
-    if found is None:
-        while len(kept) >= KEPT:
-            kept.popitem(last=False)
-        pools = [one.pool for one in kept.values() if isinstance(one, Recording)]
-        try:
-            # A pool that nothing uses any more cannot be used again.
-            found = record(step, given, pools[0] if pools else torch.cuda.graph_pool_handle(), logits)
-        except CaptureError as error:
-            kept[key] = str(error)
-            raise
-        kept[key] = found
-    kept.move_to_end(key)
-    found.load(given)
-    return found
+def _replay_steps(
+    attack: DIA, adapter: Adapter, surrogate: Callable[..., Tensor], batch: Batch, malicious: Tensor
+) -> ReplayedSteps:
+    if attack.unroll and adapter.learned:
+        raise ObstacleError("with unroll=1 the surrogate learns, and reads values on the way.")
+    if not _is_frozen(attack.objective):
+        raise ObstacleError(f"{type(attack.objective).__name__} is no frozen dataclass, so it may change unnoticed.")
+    if not isinstance(surrogate, Surrogate):
+        raise ObstacleError(f"{type(adapter).__name__} has a surrogate of its own, whose state is not known.")
+    inputs, structure = tree_flatten((batch, malicious, surrogate.tensors))
+    place = next(i for i, value in enumerate(inputs) if value is malicious)
+
+    def step(static: list[Any]) -> tuple[Tensor, Tensor]:
+        batch, malicious, state = tree_unflatten(static, structure)
+        moved, value, logits = attack.step(adapter, surrogate.with_tensors(state), batch, malicious)
+        malicious.copy_(moved)
+        return value, logits
+
+    def capture_step(guard: Guard, pool: Any) -> _StepGraph:
+        return capture(step, inputs, pool)
+
+    cache = _caches.setdefault(adapter, GraphCache())
+    key = (attack.step_key(), adapter.surrogate_key(surrogate.state, len(batch.images)), str(structure))
+    graph = cache.get(adapter.model, key, inputs, capture_step)
+    assert graph is not None
+    graph.load(inputs)
+    return ReplayedSteps(graph, place)
 
 
-def warn(reason: str) -> None:
-    """Say, once per reason, why a step is not recorded."""
-    if reason not in _told:
-        _told.add(reason)
+def _is_frozen(objective: object) -> bool:
+    parameters = getattr(type(objective), "__dataclass_params__", None)
+    return parameters is not None and parameters.frozen and type(objective).__hash__ is not None
+
+
+def _warn_once(reason: str) -> None:
+    if reason not in _warned:
+        _warned.add(reason)
         warnings.warn(
-            f"the attack's step could not be recorded as a CUDA graph and runs without, slower: {reason}"
+            f"the attack's step could not be captured as a CUDA graph and runs slower without: {reason}"
             f" (DIA(graph=False) or {SWITCH}=0 do not try.)",
             stacklevel=2,
         )
-
-
-def obstacle(adapter: Adapter, images: Tensor) -> str | None:
-    """What rules a recording out, as far as one can tell without trying."""
-    return cuda_graphs.obstacle(adapter.model, [images])
-
-
-# --- what a recording depends on --------------------------------------------------------------------------------------
-
-
-def key_of(adapter: Adapter, given: Given, *options: Hashable) -> Hashable:
-    """Everything that the Python code of a step looks at, and where the tensors are that it does not copy."""
-    swapped = given.state.keys()
-    model = adapter.model
-    named = chain(model.named_parameters(remove_duplicate=False), model.named_buffers(remove_duplicate=False))
-    tensors = tuple((name, _address(t)) for name, t in named if name not in swapped)
-    facts = tuple((name, _facts(module)) for name, module in adapter.named_modules(remove_duplicate=False))
-    shapes = tuple(form(t) for t in tree_leaves(given))
-    pick = id(adapter.logits) if callable(adapter.logits) else adapter.logits
-    stream = torch.cuda.current_stream(given.mine.device).cuda_stream if given.mine.is_cuda else None
-    return (options, tuple(swapped), shapes, tensors, facts, pick, stream, cuda_graphs.settings())
-
-
-def _facts(module: torch.nn.Module) -> Hashable:
-    """What a module's code may look at: plain values, and tensors that are neither parameters nor buffers."""
-    return (type(module), *((name, _fact(v)) for name, v in vars(module).items() if isinstance(v, (*PLAIN, Tensor))))
-
-
-def _fact(value: Any) -> Hashable:
-    return _address(value) if isinstance(value, Tensor) else value
-
-
-def _address(t: Tensor) -> Hashable:
-    return (t.data_ptr(), *form(t), t.requires_grad)
-
-
-# --- recording --------------------------------------------------------------------------------------------------------
-
-
-def record(step: Step, given: Given, pool: Any, logits: bool) -> Recording:
-    """Run the step a few times, then once more for the record."""
-    with torch.cuda.device(given.mine.device), cuda_graphs.uncached_autocast():
-        static = tree_map(torch.empty_like, given)
-        fill(static, given)
-        _, reached, scores = cuda_graphs.warm_up(lambda: tuple(t.clone() for t in step(static)))
-        value, kept = torch.empty_like(reached), torch.empty_like(scores) if logits else None
-
-        def once() -> None:
-            moved, reached, scores = step(static)
-            static.mine.copy_(moved)
-            value.copy_(reached)
-            if kept is not None:
-                kept.copy_(scores)
-
-        graph, _ = cuda_graphs.recorded(once, pool)
-    return Recording(graph, pool, static, value, kept)

@@ -1,51 +1,46 @@
-"""Malicious images among benign ones, without a gradient for the latter.
+"""Insert malicious images into a batch; the gradient goes to them alone.
 
-Which images are malicious is data: nothing here waits for a GPU, and positions can change under a recorded step.
+Which images are malicious is a tensor, so that nothing here waits for a GPU, and a captured step serves any positions.
 """
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 from torch.autograd import Function
 
 
-class Places(NamedTuple):
-    """Which images of a batch are malicious."""
-
-    benign: Tensor
-    """``(B,)`` mask of the others."""
-    places: Tensor
-    """Where they are, in order."""
-    slots: Tensor
-    """``(B,)``: which of the malicious images this is; 0, for no reason, at a benign one."""
-
-    @classmethod
-    def of(cls, benign: Tensor) -> Places:
-        """Find them."""
-        return cls(benign, (~benign).nonzero().flatten(), ((~benign).cumsum(0) - 1).clamp(min=0))
-
-    def put(self, some: Tensor, among: Tensor) -> Tensor:
-        """A batch with ``some`` at these places, and ``among`` at the others."""
-        mask = self.benign.view(-1, *[1] * (some.dim() - 1))
-        return torch.where(mask, among, some[self.slots], out=torch.empty_like(among))  # which keeps channels_last
+def find_positions(benign: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the malicious images' indices, in order, and each image's number among them (0 for benign images)."""
+    malicious = ~benign
+    return malicious.nonzero().flatten(), (malicious.cumsum(0) - 1).clamp(min=0)
 
 
-def inserted(images: Tensor, mine: Tensor, where: Places) -> Tensor:
-    """The batch with the malicious images in it."""
-    return cast(Tensor, _Inserted.apply(mine.to(images.dtype), images, *where))  # type: ignore[no-untyped-call]
+def insert(images: Tensor, malicious: Tensor, benign: Tensor, indices: Tensor, numbers: Tensor) -> Tensor:
+    """Return the batch with its malicious images replaced, in the batch's type and memory format.
+
+    Args:
+        images: the batch.
+        malicious: the new malicious images, which receive the gradient.
+        benign: ``(B,)`` mask of the other images.
+        indices: where the malicious images are.
+        numbers: ``(B,)``: the number of each image among the malicious ones.
+    """
+    return cast(Tensor, _Insert.apply(malicious.to(images.dtype), images, benign, indices, numbers))  # type: ignore[no-untyped-call]
 
 
-class _Inserted(Function):
+class _Insert(Function):
     @staticmethod
-    def forward(ctx: Any, mine: Tensor, images: Tensor, *where: Tensor) -> Tensor:
-        found = Places(*where)
-        ctx.save_for_backward(found.places)
-        return found.put(mine, images)
+    def forward(
+        ctx: Any, malicious: Tensor, images: Tensor, benign: Tensor, indices: Tensor, numbers: Tensor
+    ) -> Tensor:
+        ctx.save_for_backward(indices)
+        mask = benign.view(-1, *[1] * (images.dim() - 1))
+        return torch.where(mask, images, malicious[numbers], out=torch.empty_like(images))  # keeps channels_last
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
-        (places,) = ctx.saved_tensors
-        return grads[0].index_select(0, places), None, None, None, None
+        (indices,) = ctx.saved_tensors
+        return grads[0].index_select(0, indices), None, None, None, None

@@ -9,8 +9,9 @@ from typing import Any
 from torch import Tensor
 
 from ..methods import Adapter, predict_logits
+from ._batch import check_batch
 from .base import Attack, Malicious
-from .dia import DIA, check_batch
+from .dia import DIA
 from .objectives import Objective, Targeted
 
 
@@ -44,8 +45,7 @@ class Ensemble:
         self, adapter: Adapter, images: Tensor, labels: Tensor, malicious: Malicious
     ) -> tuple[Tensor, list[tuple[float, float]]]:
         """Return the most harmful poisoned batch, and the harm and objective of each attack on the real adapter."""
-        images, labels, mine = check_batch(images, labels, malicious)
-        benign = ~mine
+        images, labels, benign = check_batch(images, labels, malicious)
         batches, scores = [], []
         for attack in self.attacks:
             poisoned = attack(adapter, images, labels, malicious)

@@ -1,4 +1,4 @@
-"""Where malicious images may be: valid images within ε of what they were, and where an attack starts."""
+"""Where malicious images may be, valid images within ε of the clean ones, and where an attack starts."""
 
 from __future__ import annotations
 
@@ -7,20 +7,40 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-STARTS: dict[str, Callable[[Tensor, float, torch.Generator | None], Tensor]] = {
-    "grey": lambda x, epsilon, generator: torch.full_like(x, 0.5),
-    "offset": lambda x, epsilon, generator: x + 0.5,
-    "clean": lambda x, epsilon, generator: x.clone(),
-    "random": lambda x, epsilon, generator: x + epsilon * (2 * _uniform(x, generator) - 1),
-}
-"""The 0.5 image, as DIA's authors and MedBN's have it; x + 0.5, as their papers print it; x; anywhere in the ball."""
+from .._registry import Registry
+
+Start = Callable[[Tensor, float, "torch.Generator | None"], Tensor]
+"""From clean images, ε and a generator to the images before the first step; they are projected afterwards."""
+
+STARTS: Registry[Start] = Registry("start")
+
+
+@STARTS.register("grey")
+def grey(clean: Tensor, epsilon: float, generator: torch.Generator | None) -> Tensor:
+    """Return images of 0.5, as the code of DIA's and of MedBN's authors does."""
+    return torch.full_like(clean, 0.5)
+
+
+@STARTS.register("offset")
+def offset(clean: Tensor, epsilon: float, generator: torch.Generator | None) -> Tensor:
+    """Return x + 0.5, as both papers print it."""
+    return clean + 0.5
+
+
+@STARTS.register("clean")
+def clean(clean: Tensor, epsilon: float, generator: torch.Generator | None) -> Tensor:
+    """Return the clean images."""
+    return clean.clone()
+
+
+@STARTS.register("random")
+def random(clean: Tensor, epsilon: float, generator: torch.Generator | None) -> Tensor:
+    """Return images anywhere in the ball, uniformly."""
+    # Drawn on the CPU, so that a seed gives the same images on every device.
+    uniform = torch.rand(clean.shape, generator=generator, dtype=torch.float32).to(clean)
+    return clean + epsilon * (2 * uniform - 1)
 
 
 def project(moved: Tensor, clean: Tensor, epsilon: float) -> Tensor:
-    """Into the ball of radius ``epsilon`` in the maximum norm around ``clean``, and into [0, 1]."""
+    """Return the closest valid images, in [0, 1], within ``epsilon`` of the clean ones in the maximum norm."""
     return torch.minimum(torch.maximum(moved, clean - epsilon), clean + epsilon).clamp(0.0, 1.0)
-
-
-def _uniform(x: Tensor, generator: torch.Generator | None) -> Tensor:
-    # On the CPU, so that a seed means the same images on every device.
-    return torch.rand(x.shape, generator=generator, dtype=torch.float32).to(x)

@@ -20,8 +20,8 @@ from torch import Tensor
 
 from .._registry import Registry
 from ..methods import Adapter, predict_logits
+from ._batch import check_batch
 from .base import Attack, Malicious
-from .dia import check_batch
 from .ensemble import predict_and_restore
 from .objectives import Objective
 
@@ -89,8 +89,8 @@ class Scenario(ABC):
 
     def outcome(self, poisoned: Tensor, attacked: Tensor, clean: Tensor, images: Tensor, labels: Tensor) -> Outcome:
         """Return the result of one step, given the logits with and without attack and the clean batch."""
-        images, labels, mine = check_batch(images, labels, self.malicious)
-        return Outcome(self.attack.objective, poisoned, attacked, clean, labels, ~mine)
+        _, labels, benign = check_batch(images, labels, self.malicious)
+        return Outcome(self.attack.objective, poisoned, attacked, clean, labels, benign)
 
 
 _registry: Registry[type[Scenario]] = Registry("scenario")

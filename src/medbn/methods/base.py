@@ -42,7 +42,7 @@ from .._errors import unknown_name
 from ..layers import RobustBatchNorm
 from ..policies import Policy
 from ._call import Inputs, LogitsOption, detach_output
-from ._graph import Answers
+from ._graph import ForwardGraphs
 from ._state import Stateful
 from ._surrogate import Surrogate, make_hashable, make_surrogate
 
@@ -112,10 +112,7 @@ class Adapter(Stateful):
         self.graph = graph
         self._policies: dict[str, Policy] = {}
         self._policies_changed = False
-        self._answers = Answers()
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_answers": Answers()}  # a graph reads this very adapter's tensors
+        self._graphs = ForwardGraphs()
 
     @torch.enable_grad()
     def begin(self) -> Adapter:
@@ -230,9 +227,9 @@ class Adapter(Stateful):
 
     def _predict(self, inputs: Inputs) -> tuple[Any, Commit | None]:
         """Return the model's output, and what commits the statistics of this pass; None if they are not committed."""
-        recording = self._answers.get(self, inputs) if self.graph else None
-        if recording is not None:
-            output, gather = recording.play(inputs)
+        replayed = self._graphs.run(self, inputs) if self.graph else None
+        if replayed is not None:
+            output, gather = replayed
         elif self.commits_prediction():
             with self.observe_statistics() as gather:
                 output = self.run_model(inputs)

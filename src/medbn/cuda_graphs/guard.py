@@ -1,0 +1,80 @@
+"""What a model's Python code reads, and whether it has changed since a capture."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..estimators import Estimator
+from ..layers import RobustBatchNorm
+from ..policies import Policy
+
+PLAIN = (bool, int, float, str, type(None), Policy, Estimator, torch.dtype)
+"""Types of immutable values that a model's code may read."""
+HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+AVERAGES = ("ema_mean", "ema_var")
+
+
+class Guard:
+    """What a model's Python code reads, to find out later whether any of it has changed."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._values: list[tuple[dict[str, Any], str, Any]] = []
+        self._sizes: list[tuple[dict[str, Any], int]] = []
+        self._hooks: list[dict[Any, Any]] = []
+        self._averages: list[tuple[dict[str, Any], str, Hashable]] = []
+        for module in model.modules():
+            own = vars(module)
+            self._values += [(own, name, v) for name, v in own.items() if isinstance(v, (*PLAIN, Tensor, tuple))]
+            self._hooks += [own[kind] for kind in HOOKS if kind in own]
+            for kind in ("_parameters", "_buffers", "_modules"):
+                members = own[kind]
+                moving = AVERAGES if kind == "_buffers" and isinstance(module, RobustBatchNorm) else ()
+                for name, value in members.items():
+                    if name in moving and value is not None:
+                        self._averages.append((members, name, form(value)))
+                    else:
+                        self._values.append((members, name, value))
+                self._sizes.append((members, len(members)))
+        self._addresses = [(v, v.data_ptr()) for _, _, v in self._values if isinstance(v, Tensor)]
+
+    def valid(self) -> bool:
+        """Return whether all of it is as it was."""
+        return (
+            all(d.get(name) is v or _equal(d.get(name), v) for d, name, v in self._values)
+            and all(t.data_ptr() == address for t, address in self._addresses)
+            and all(len(d) == size for d, size in self._sizes)
+            and not any(self._hooks)
+            and all(isinstance(d[n], Tensor) and form(d[n]) == before for d, n, before in self._averages)
+        )
+
+    def averages(self) -> list[Tensor]:
+        """Return the moving averages of all layers as they are now."""
+        return [members[name] for members, name, _ in self._averages]
+
+    @contextmanager
+    def use_averages(self, averages: list[Tensor]) -> Iterator[None]:
+        """Put other tensors in the place of the moving averages."""
+        before = self.averages()
+        try:
+            self._set_averages(averages)
+            yield
+        finally:
+            self._set_averages(before)
+
+    def _set_averages(self, averages: list[Tensor]) -> None:
+        for (members, name, _), value in zip(self._averages, averages, strict=True):
+            members[name] = value
+
+
+def form(t: Tensor) -> tuple[Hashable, ...]:
+    """Return the shape, strides, type and device of a tensor."""
+    return (tuple(t.shape), t.stride(), t.dtype, t.device)
+
+
+def _equal(value: Any, other: Any) -> bool:
+    return isinstance(value, PLAIN) and type(value) is type(other) and value == other
