@@ -200,7 +200,7 @@ def test_include_and_exclude(include, exclude, expected):
     assert {name for name, m in model.named_modules() if isinstance(m, medbn.RobustBatchNorm)} == expected
 
 
-def test_choosing_nothing_is_an_error_that_shows_names():
+def test_choosing_no_layer_is_an_error_that_lists_names():
     model = trained_network()
     with pytest.raises(ValueError, match=r"include='layer1.*'.*'stem.1'"):
         medbn.convert(model, include="layer1.*")
@@ -220,7 +220,7 @@ def test_patterns_from_a_generator():
 # --- what cannot be converted ----------------------------------------------------------------------------------------
 
 
-def test_a_model_without_batch_norm_says_so():
+def test_a_model_without_batch_norm_is_an_error():
     with pytest.raises(ValueError, match=r"Sequential.*BatchNorm"):
         medbn.convert(nn.Sequential(nn.Linear(3, 3), nn.LayerNorm(3)))
     with pytest.raises(TypeError, match=r"Module.*function"):
@@ -228,7 +228,7 @@ def test_a_model_without_batch_norm_says_so():
 
 
 @pytest.mark.parametrize("kind", [WithReLU, AnyRank])
-def test_a_subclass_that_does_more_is_refused_by_name_and_nothing_changes(kind):
+def test_a_subclass_with_code_of_its_own_is_refused_and_nothing_changes(kind):
     model = nn.Sequential(nn.BatchNorm2d(3), kind(3))
     with pytest.raises(ValueError, match=rf"'1'.*{kind.__name__}.*exclude='1'.*register_tail"):
         medbn.convert(model)
@@ -244,9 +244,9 @@ def test_a_subclass_with_a_constructor_alone_is_converted_and_comes_back():
     assert type(medbn.revert(layer)) is Renamed
 
 
-def test_a_known_tail_keeps_working(monkeypatch):
+def test_a_registered_tail_is_applied(monkeypatch):
     monkeypatch.setattr(medbn.layers, "tails", medbn.layers.tails)
-    monkeypatch.setitem(medbn.layers.tails, f"{__name__}.WithReLU", None)  # what is registered here ends here
+    monkeypatch.setitem(medbn.layers.tails, f"{__name__}.WithReLU", None)
     medbn.register_tail(f"{__name__}.WithReLU", lambda layer, y: y.relu())
     layer, x = WithReLU(3), torch.randn(5, 3, 2, 2)
     original = copy.deepcopy(layer)
@@ -258,7 +258,7 @@ def test_a_known_tail_keeps_working(monkeypatch):
 
 
 def test_timm_s_fused_activations_are_kept():
-    """A stand-in with timm's names and attributes; its module path is what identifies it."""
+    """A class with timm's names and attributes; its module path identifies it."""
 
     def forward(self, x):
         return self.act(self.drop(nn.BatchNorm2d.forward(self, x)))
@@ -277,7 +277,7 @@ def test_timm_s_fused_activations_are_kept():
     assert type(medbn.revert(layer)) is kind
 
 
-def test_a_lazy_layer_has_to_see_a_batch_first():
+def test_a_lazy_layer_needs_a_batch_first():
     model = nn.Sequential(nn.LazyBatchNorm2d())
     with pytest.raises(ValueError, match=r"'0'.*LazyBatchNorm2d"):
         medbn.convert(model)
@@ -285,7 +285,7 @@ def test_a_lazy_layer_has_to_see_a_batch_first():
     medbn.convert(model)
 
 
-def test_layers_that_something_else_has_taken_over_are_refused():
+def test_patched_and_parametrised_layers_are_refused():
     patched = nn.BatchNorm2d(3)
     patched.forward = lambda x: x
     with pytest.raises(ValueError, match=r"'0'.*forward"):
@@ -328,7 +328,7 @@ def test_sync_batch_norm_is_converted_per_process_and_comes_back():
     assert model[1].process_group is None
 
 
-def test_an_active_process_group_is_warned_about(tmp_path):
+def test_an_active_process_group_causes_a_warning(tmp_path):
     dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
     try:
         with pytest.warns(UserWarning, match="each process"):

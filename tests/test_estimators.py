@@ -11,7 +11,7 @@ from medbn.functional import robust_norm, statistics
 
 @pytest.fixture
 def midrange():
-    """A user's own estimator: masks by multiplication, as one would."""
+    """A user's own estimator, which masks by multiplication."""
 
     @estimators.register("midrange")
     def midrange(x, valid):
@@ -24,7 +24,7 @@ def midrange():
     estimators.unregister("midrange")
 
 
-def test_what_is_available():
+def test_available():
     assert estimators.available() == ["mean", "median", "image_median", "mad", "mad_scaled"]
     assert not estimators.get("mean").robust
     assert all(estimators.get(name).robust for name in estimators.available() if name != "mean")
@@ -42,7 +42,7 @@ def test_a_registered_estimator_works_everywhere(midrange):
     torch.testing.assert_close(model(x), robust_norm(x, estimator="midrange"))
 
 
-def test_a_registered_estimator_never_meets_a_non_finite_value(midrange):
+def test_a_registered_estimator_is_never_given_a_non_finite_value(midrange):
     x = torch.randn(6, 3, 4, 4)
     poisoned = x.clone()
     poisoned[2, 1, 0, 0] = torch.nan
@@ -50,7 +50,7 @@ def test_a_registered_estimator_never_meets_a_non_finite_value(midrange):
     torch.testing.assert_close(statistics(poisoned, "midrange"), statistics(x, "midrange"))
 
 
-def test_registering_twice_needs_intent(midrange):
+def test_replacing_an_estimator_must_be_asked_for(midrange):
     with pytest.raises(ValueError, match=r"midrange.*replace"):
         estimators.register("midrange", estimators.median)
     estimators.register("midrange", estimators.median, replace=True)
@@ -58,10 +58,17 @@ def test_registering_twice_needs_intent(midrange):
 
 
 @pytest.mark.parametrize(("name", "function"), [("", estimators.mean), (3, estimators.mean), ("thing", 5)])
-def test_what_cannot_be_registered(name, function):
+def test_bad_names_and_functions_are_not_registered(name, function):
     with pytest.raises(TypeError):
         estimators.register(name, function)
     assert name not in estimators.available()
+
+
+def test_an_estimator_says_what_reports_call_it_and_which_kernel_computes_it(midrange):
+    assert (estimators.get("median").label, estimators.get("median").kernel) == ("MedBN", "median")
+    assert (estimators.get("midrange").label, estimators.get("midrange").kernel) == ("midrange", None)
+    with pytest.raises(ValueError, match=r"kernel.*medain.*median"):
+        estimators.register("other", estimators.median, kernel="medain")
 
 
 def test_unregistering_an_unknown_name():
@@ -69,26 +76,26 @@ def test_unregistering_an_unknown_name():
         estimators.unregister("nothing")
 
 
-def test_wrong_shapes_are_named():
+def test_wrong_shapes_are_an_error():
     bad = estimators.Estimator("bad", lambda x, valid: (x.mean(), x.var()))
     with pytest.raises(ValueError, match=r"bad.*\(\).*\(3,\)"):
         statistics(torch.randn(4, 3), bad)
 
 
 @pytest.mark.parametrize("returned", [1.0, torch.zeros(3), (0.0, 1.0), (torch.zeros(3),)])
-def test_wrong_kinds_are_named(returned):
+def test_wrong_return_types_are_an_error(returned):
     bad = estimators.Estimator("bad", lambda x, valid: returned)
     with pytest.raises(TypeError, match=r"bad.*\(3,\)"):
         statistics(torch.randn(4, 3), bad)
 
 
-def test_a_registered_estimator_may_forget_about_dtypes():
+def test_statistics_of_a_registered_estimator_are_float32():
     narrow = estimators.Estimator("narrow", lambda x, valid: (x.mean((0, 2)), x.var((0, 2))))
     centre, variance = statistics(torch.randn(4, 3, 5).half(), narrow)
     assert centre.dtype == variance.dtype == torch.float32
 
 
-def test_an_estimator_travels_by_name(midrange):
+def test_registered_estimators_are_pickled_by_name(midrange):
     estimator = estimators.get("midrange")
     assert pickle.loads(pickle.dumps(estimator)) is estimator
     assert copy.deepcopy(estimator) is estimator
@@ -102,11 +109,11 @@ def test_a_prior_is_a_weight(prior):
         estimators.get(f"median@{prior}")
 
 
-def test_estimators_with_a_prior_are_named_and_travel():
-    anchored = estimators.get("image_median@0.60")
-    assert anchored == estimators.with_prior("image_median", 0.6)
-    assert anchored.name == "image_median@0.6"
-    assert pickle.loads(pickle.dumps(anchored)) == anchored
+def test_estimators_with_a_prior():
+    mixed = estimators.get("image_median@0.60")
+    assert mixed == estimators.with_prior("image_median", 0.6)
+    assert (mixed.name, mixed.label, mixed.kernel) == ("image_median@0.6", "image_median, prior 0.6", "image_median")
+    assert pickle.loads(pickle.dumps(mixed)) == mixed
     with pytest.raises(ValueError, match="medain"):
         estimators.get("medain@0.5")
     with pytest.raises(TypeError, match="@"):

@@ -2,8 +2,6 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import given
-from hypothesis import strategies as st
 
 import medbn
 from medbn.functional import robust_norm, statistics
@@ -58,24 +56,17 @@ def hard_inputs():
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("kind", hard_inputs())
-def test_the_lower_median_is_exact(kind, dtype, device):
-    x = hard_inputs()[kind]
-    x = x.clamp(-6e4, 6e4).to(dtype) if dtype == torch.float16 else x.to(dtype)
-    centre, _ = statistics(x.to(device), "median")
-    expected = [reference.lower_median(x[:, c].double()) for c in range(x.shape[1])]
-    assert centre.tolist() == expected
-    assert not torch.signbit(centre[centre == 0]).any()
-
-
-@given(st.lists(st.floats(width=32, allow_nan=False, allow_infinity=False), min_size=1, max_size=40))
-def test_the_lower_median_of_anything(values):
-    centre, _ = statistics(torch.tensor(values, dtype=torch.float32).view(-1, 1), "median")
-    assert centre.item() == sorted(np.float32(v) for v in values)[(len(values) - 1) // 2]
+def test_the_lower_median_is_exact(dtype, device):
+    for name, x in hard_inputs().items():
+        x = x.clamp(-6e4, 6e4).to(dtype) if dtype == torch.float16 else x.to(dtype)
+        centre, _ = statistics(x.to(device), "median")
+        expected = [reference.lower_median(x[:, c].double()) for c in range(x.shape[1])]
+        assert centre.tolist() == expected, name
+        assert not torch.signbit(centre[centre == 0]).any(), name
 
 
 @every_estimator
-@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("shape", SHAPES[:4])
 def test_robust_norm_normalises_with_the_statistics(estimator, shape, device):
     x, weight, bias = torch.randn(shape), torch.randn(shape[1]), torch.randn(shape[1])
     y = robust_norm(x.to(device), weight.to(device), bias.to(device), estimator, eps=1e-3)
@@ -117,21 +108,21 @@ def test_normalised_gaussians_are_standard_where_the_estimator_is_consistent(est
 
 
 @every_estimator
-@pytest.mark.parametrize("keep", [[0], [1, 3], [0, 2, 4], [0, 1, 2, 3], [0, 1, 2, 3, 4]])
-@pytest.mark.parametrize("shape", [(5, 3, 4, 3), (5, 3, 3), (5, 3)])
-def test_masked_statistics_are_those_of_the_images_that_count(estimator, keep, shape, device):
-    x = torch.randn(shape, device=device)
-    valid = torch.zeros(5, dtype=torch.bool, device=device)
-    valid[keep] = True
-    x[~valid] = 1e4
-    masked, alone = statistics(x, estimator, valid=valid), statistics(x[valid], estimator)
-    if estimator in ("median", "mad", "mad_scaled"):
-        assert torch.equal(masked[0], alone[0])
-    torch.testing.assert_close(masked, alone)
+@pytest.mark.parametrize("shape", [(5, 3, 4, 3), (5, 3)])
+def test_masked_statistics_are_those_of_the_valid_images(estimator, shape, device):
+    for images in ([0], [1, 3], [0, 2, 4], [0, 1, 2, 3], [0, 1, 2, 3, 4]):
+        x = torch.randn(shape, device=device)
+        valid = torch.zeros(5, dtype=torch.bool, device=device)
+        valid[images] = True
+        x[~valid] = 1e4
+        masked, alone = statistics(x, estimator, valid=valid), statistics(x[valid], estimator)
+        if estimator in ("median", "mad", "mad_scaled"):
+            assert torch.equal(masked[0], alone[0])
+        torch.testing.assert_close(masked, alone)
 
 
 @every_estimator
-def test_no_image_counts(estimator, device):
+def test_statistics_of_no_image_are_nan(estimator, device):
     none = torch.zeros(4, dtype=torch.bool, device=device)
     for s in statistics(torch.randn(4, 3, 2, device=device), estimator, valid=none):
         assert s.isnan().all()
@@ -141,12 +132,13 @@ def test_no_image_counts(estimator, device):
 
 
 @every_estimator
-@pytest.mark.parametrize("shape", [(4, 2, 3, 3), (5, 2), (1, 2, 7), (6, 2, 1, 1)])
-@pytest.mark.parametrize("valid", [None, "mask"])
-def test_gradients_and_their_gradients(estimator, shape, valid):
+@pytest.mark.parametrize(
+    ("shape", "masked"), [((4, 2, 2, 2), False), ((4, 2, 2, 2), True), ((5, 2), True), ((1, 2, 7), False)]
+)
+def test_first_and_second_derivatives(estimator, shape, masked):
     x = separated(*shape).requires_grad_()
     weight, bias = torch.randn(2, 2, dtype=torch.float64).requires_grad_().unbind()
-    mask = None if valid is None or shape[0] == 1 else torch.arange(shape[0]) != 1
+    mask = torch.arange(shape[0]) != 1 if masked else None
 
     def norm(x, weight, bias):
         return robust_norm(x, weight, bias, estimator, valid=mask)
@@ -157,7 +149,7 @@ def test_gradients_and_their_gradients(estimator, shape, valid):
 
 
 def plain_formula(x, weight, bias, estimator, eps=1e-5):
-    """Autograd over the formula as one would write it down, keeping whatever it keeps."""
+    """The definition in plain operations, for autograd to differentiate."""
     rows = x.transpose(0, 1).flatten(1)
     if estimator == "mean":
         centre = rows.mean(1)
@@ -197,13 +189,13 @@ def test_the_closed_form_of_the_median_layer(dtype, device):
     inputs = [t.clone().requires_grad_() for t in (x, weight, bias)]
     dx, d_weight, d_bias = torch.autograd.grad(robust_norm(*inputs, "median", eps), inputs, g)
 
-    rows, along = (t.double().transpose(0, 1).flatten(1) for t in (x, g))
+    rows, d_y = (t.double().transpose(0, 1).flatten(1) for t in (x, g))
     n = rows.shape[1]
     m = rows.sort(1).values[:, (n - 1) // 2 : (n - 1) // 2 + 1]
     s = ((rows - m).square().mean(1, keepdim=True) + eps).sqrt()
     a, standard = weight.double()[:, None] / s, (rows - m) / s
-    sum_g, sum_gx = along.sum(1, keepdim=True), (along * standard).sum(1, keepdim=True)
-    expected = a * (along - standard * sum_gx / n)
+    sum_g, sum_gx = d_y.sum(1, keepdim=True), (d_y * standard).sum(1, keepdim=True)
+    expected = a * (d_y - standard * sum_gx / n)
     selected = (rows == m).double().argmax(1)
     extra = -a * (sum_g - sum_gx / n * standard.sum(1, keepdim=True))
     expected[torch.arange(3), selected] += extra.squeeze(1)
@@ -219,9 +211,8 @@ def test_the_closed_form_of_the_median_layer(dtype, device):
 def test_at_ties_the_first_element_in_b_h_w_order_gets_the_gradient(memory_format, zeros, device):
     x = torch.randn(4, 3, 3, 5).relu()  # more than half of the values tie at zero, once a few more are set
     x[:, :, :, :3] = torch.tensor(zeros).repeat(3)[:3]
-    x[0, :, 0, :2] = (
-        1.0  # so that the first zero is neither at the start of memory nor at the same place in channels_last
-    )
+    # So that the first zero is neither at the start of memory nor at the same place in channels_last.
+    x[0, :, 0, :2] = 1.0
     x = x.to(device).to(memory_format=memory_format).requires_grad_()
     centre, _ = statistics(x, "median")
     (dx,) = torch.autograd.grad(centre.sum(), x)
@@ -241,20 +232,20 @@ def test_a_masked_image_is_never_selected_for_the_gradient():
 
 
 @every_estimator
-def test_the_backward_pass_keeps_the_input_and_per_channel_numbers_only(estimator, device):
+def test_only_the_input_and_per_channel_numbers_are_saved_for_backward(estimator, device):
     x = torch.randn(8, 4, 16, 16, device=device, requires_grad=True)
     weight, bias = torch.randn(2, 4, device=device).requires_grad_().unbind()
-    kept = {}
+    saved = {}
 
-    def keep(t):
-        kept[t.untyped_storage().data_ptr()] = t.untyped_storage().nbytes()
+    def save(t):
+        saved[t.untyped_storage().data_ptr()] = t.untyped_storage().nbytes()
         return t
 
-    with torch.autograd.graph.saved_tensors_hooks(keep, lambda t: t):
+    with torch.autograd.graph.saved_tensors_hooks(save, lambda t: t):
         robust_norm(x, weight, bias, estimator)
-    large = [size for size in kept.values() if size >= x.numel()]
+    large = [size for size in saved.values() if size >= x.numel()]
     assert large == [x.untyped_storage().nbytes()]
-    assert sum(kept.values()) - large[0] <= 64 * (x.shape[0] * x.shape[1])
+    assert sum(saved.values()) - large[0] <= 64 * (x.shape[0] * x.shape[1])
 
 
 @every_estimator
@@ -336,7 +327,7 @@ def test_channels_last_stays_and_changes_nothing(estimator, device):
 
 
 @every_estimator
-def test_channels_last_stays_beside_a_hostile_image(estimator, device):
+def test_channels_last_stays_beside_a_isolated_image(estimator, device):
     x = torch.randn(4, 3, 6, 6, device=device).to(memory_format=torch.channels_last)
     x[1, 0, 0, 0] = torch.inf
     y = robust_norm(x, estimator=estimator, nonfinite="isolate")
@@ -381,7 +372,7 @@ def test_huge_values_overflow_to_infinity_at_most(estimator, share, device):
     assert centre.isfinite().all()
     assert not variance.isnan().any()
     assert (variance >= 0).all()
-    # Of the plain mean, torch's own kernels may make NaN on CUDA; ours must not.
+    # torch's own CUDA kernel for the mean may return NaN here; medbn's must not.
     y = robust_norm(x, weight, estimator=estimator, nonfinite="isolate")
     assert y.isfinite().all()
     if device == "cpu":
@@ -394,7 +385,7 @@ def test_huge_values_overflow_to_infinity_at_most(estimator, share, device):
 # --- bad input -------------------------------------------------------------------------------------------------------
 
 
-def test_a_wrong_name_lists_the_right_ones():
+def test_errors_about_names_list_the_valid_ones():
     with pytest.raises(ValueError, match=r"medain.*image_median, mad, mad_scaled, mean, median"):
         statistics(torch.randn(4, 3), "medain")
     with pytest.raises(ValueError, match=r"ignore.*isolate, propagate"):
@@ -412,14 +403,14 @@ def test_a_wrong_name_lists_the_right_ones():
     ],
 )
 @pytest.mark.parametrize("estimator", ["mean", "median"])
-def test_bad_input_is_explained(x, error, message, estimator):
+def test_bad_input_is_an_error(x, error, message, estimator):
     for function in (statistics, robust_norm):
         with pytest.raises(error, match=message):
             function(x, estimator=estimator)
 
 
 @pytest.mark.parametrize("valid", [torch.ones(3, dtype=torch.bool), torch.ones(4), torch.ones(4, 1, dtype=torch.bool)])
-def test_a_bad_mask_is_explained(valid):
+def test_a_bad_mask_is_an_error(valid):
     with pytest.raises(TypeError, match=r"valid.*list"):
         statistics(torch.randn(4, 3), valid=[True] * 4)
     with pytest.raises(ValueError, match=r"valid.*\(4,\)"):

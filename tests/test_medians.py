@@ -3,6 +3,8 @@
 import numpy as np
 import pytest
 import torch
+
+pytest.importorskip("hypothesis")
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -27,6 +29,12 @@ def malicious_points(draw, m, dimensions):
     return torch.tensor(draw(st.lists(st.tuples(*[poison] * dimensions), min_size=m, max_size=m)), dtype=torch.float64)
 
 
+@given(st.lists(st.floats(width=32, allow_nan=False, allow_infinity=False), min_size=1, max_size=40))
+def test_the_lower_median_is_exact_for_any_values(values):
+    centre, _ = statistics(torch.tensor(values, dtype=torch.float32).view(-1, 1), "median")
+    assert centre.item() == sorted(np.float32(v) for v in values)[(len(values) - 1) // 2]
+
+
 def medians(points):
     return {"coordinate-wise": coordinate_wise_median(points), "geometric": geometric_median(points)}
 
@@ -35,7 +43,7 @@ def medians(points):
 
 
 @given(poisoned(), st.floats(1, 1e12))
-def test_one_sample_moves_the_mean_as_far_as_one_likes(sample, distance):
+def test_one_sample_moves_the_mean_without_bound(sample, distance):
     benign, _ = sample
     n = len(benign) + 1
     malicious = (benign.mean() + n * distance).view(1, 1)
@@ -55,7 +63,7 @@ def test_the_median_stays_among_the_benign_below_one_half(data):
 
 
 @given(poisoned(majority=True), st.floats(200, 1e30))
-def test_a_majority_puts_the_median_where_it_likes(sample, value):
+def test_a_majority_controls_the_median(sample, value):
     benign, m = sample
     points = torch.cat([benign, torch.full((m, 1), value, dtype=torch.float64)])
     assert statistics(points, "median")[0].item() == value
@@ -82,16 +90,16 @@ def test_the_multivariate_medians_stay_within_the_bounds_of_the_proof(data):
 
 
 def test_two_points_that_nearly_coincide_are_left_in_one_step():
-    """Steps between the first two are as small as their distance, and the others pull just hard enough."""
+    """Steps between the first two are as small as their distance, and the other points pull just strongly enough."""
     points = torch.tensor([[0.0, 0.0], [0.0, 1.4013e-45], [0.0, 1.0], [1.25, 3.0], [-1.0, 0.0]], dtype=torch.float64)
-    found = geometric_median(points)  # or warns, which is an error here
+    result = geometric_median(points)  # a warning would be an error
     apart = torch.cat([torch.zeros(2, 2, dtype=torch.float64), points[2:]])
-    torch.testing.assert_close(found, geometric_median(apart))
-    assert found.norm() > 1e-3
+    torch.testing.assert_close(result, geometric_median(apart))
+    assert result.norm() > 1e-3
 
 
 @given(poisoned(2, majority=True), st.floats(1e3, 1e12))
-def test_a_majority_puts_the_multivariate_medians_where_it_likes(sample, value):
+def test_a_majority_controls_the_multivariate_medians(sample, value):
     benign, m = sample
     points = torch.cat([benign, torch.full((m, 2), value, dtype=torch.float64)])
     for median in medians(points).values():
@@ -102,7 +110,7 @@ def test_a_majority_puts_the_multivariate_medians_where_it_likes(sample, value):
 
 
 @given(poisoned(), st.floats(1e3, 1e12))
-def test_one_sample_moves_medbn_s_variance_as_far_as_one_likes(sample, value):
+def test_one_sample_moves_the_variance_of_medbn_without_bound(sample, value):
     benign, _ = sample
     points = torch.cat([benign, torch.tensor([[value]], dtype=torch.float64)])
     centre, variance = statistics(points, "median")
@@ -121,7 +129,7 @@ def test_robust_variances_stay_bounded_below_one_half(data, estimator):
 
 
 @given(st.integers(3, 12), st.floats(1, 1e12), st.integers(0, 10_000))
-def test_image_median_holds_against_images_that_vary_within(images, size, seed):
+def test_image_median_is_bounded_for_images_of_high_variance(images, size, seed):
     g = torch.Generator().manual_seed(seed)
     x = torch.randn(images, 1, 6, generator=g, dtype=torch.float64)
     m = (images - 1) // 2
@@ -178,7 +186,7 @@ def test_a_data_point_that_is_the_geometric_median_is_returned_exactly():
     assert geometric_median(heavy).tolist() == [0.0, 0.0]
 
 
-def test_running_out_of_steps_is_said():
+def test_reaching_max_steps_is_a_warning():
     g = torch.Generator().manual_seed(0)
     points = torch.randn(9, 3, generator=g, dtype=torch.float64)
     with pytest.warns(RuntimeWarning, match="1 steps"):
@@ -195,6 +203,6 @@ def test_running_out_of_steps_is_said():
     ],
 )
 @pytest.mark.parametrize("median", [coordinate_wise_median, geometric_median])
-def test_bad_points_are_explained(points, error, message, median):
+def test_bad_points_are_an_error(points, error, message, median):
     with pytest.raises(error, match=message):
         median(points)

@@ -7,7 +7,7 @@ import medbn
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("name", ["resnet50", "densenet121", "mobilenet_v3_small", "efficientnet_b0", "googlenet"])
+@pytest.mark.parametrize("name", ["resnet50", "mobilenet_v3_small", "googlenet"])
 def test_torchvision_models_convert_run_and_revert(name):
     models = pytest.importorskip("torchvision.models")
     model = models.get_model(name, weights=None).cuda().eval()
