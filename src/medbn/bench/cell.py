@@ -73,7 +73,7 @@ class Setting:
         model: the name of a model, or ``MODULE:FUNCTION``.
         weights: a file, ``"shipped"`` or ``"default"`` (torchvision's or timm's); None for the file that
             ``medbn train`` writes, ``ROOT/models/MODEL-CLEAN.safetensors``.
-        clean: the clean dataset, from whose training images EATA computes its Fisher information: a name or a folder.
+        clean: the clean dataset, a name or a folder; EATA computes its Fisher information from its training images.
         preset: the benchmark whose published options the methods use.
         severity: of the corruptions, 1 to 5.
         batch_size: images per batch.

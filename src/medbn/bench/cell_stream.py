@@ -116,20 +116,20 @@ class CellStream:
 def make_adapter(loaded: LoadedCell, device: str, source_batches: int | None = None) -> Adapter:
     """Return the adapter of a cell.
 
-    ``source_batches`` limits the clean batches from which EATA computes its Fisher information; None for as many as its
-    option ``fisher_samples`` asks for.
+    ``source_batches`` limits the clean batches of a method that needs them; None for as many as its option
+    ``fisher_samples`` asks for, or all of them if it has no such option.
     """
     cell = loaded.cell
     options = dict(cell.options)
     if loaded.clean is not None:
-        samples = int(options.get("fisher_samples", methods.options("eata", cell.setting.preset)["fisher_samples"]))
-        needed = source_batches or -(-samples // cell.setting.batch_size)
-        clean = loaded.clean.batches(cell.setting.batch_size, device=device, limit=needed)
+        samples = {**methods.options(cell.method, cell.setting.preset), **options}.get("fisher_samples")
+        needed = None if samples is None else -(-int(samples) // cell.setting.batch_size)
+        clean = loaded.clean.batches(cell.setting.batch_size, device=device, limit=source_batches or needed)
         options["source"] = _in_memory_format(clean)
     return methods.adapt(
         loaded.model,
         cell.method,
-        None if cell.method == "source" else cell.estimator,
+        cell.estimator if methods.get(cell.method).adapts else None,
         preset=cell.setting.preset,
         predict=cell.predict,
         seed=cell.seed,

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from .. import data, estimators, models
+from .. import attacks, data, estimators, methods, models
 from ..data import Dataset
 from .cell import Cell
 from .place import Place
@@ -30,7 +30,7 @@ class LoadedCell:
     fingerprint: str
     """Of the model's weights."""
     clean: Dataset | None
-    """Clean training images, for EATA."""
+    """Clean training images, for a method that needs them."""
     batches: int
     """How many batches are run."""
 
@@ -41,7 +41,8 @@ def load_cell(cell: Cell, place: Place, batches: int | None) -> LoadedCell:
     stream = load_stream(setting.data, cell.corruption, setting.severity, setting.frost, cell.seed, place.root)
     weights = weights_path(setting, place.root)
     model, fingerprint = load_model(setting.model, weights, len(stream.classes), stream.shape[0], place.device)
-    clean = _load_clean(setting.clean, place.root) if cell.method == "eata" and setting.clean else None
+    needs_clean = methods.get(cell.method).needs_source_images and setting.clean is not None
+    clean = _load_clean(setting.clean, place.root) if needs_clean else None
     whole = len(stream) // setting.batch_size
     if whole == 0:
         raise ValueError(f"{stream.name} has {len(stream)} images, fewer than one batch of {setting.batch_size}.")
@@ -75,14 +76,15 @@ def _load_clean(name: str, root: str | None) -> Dataset:
 
 
 def user_code(cell: Cell) -> str:
-    """Return the source of the user's own code that the cell runs: a model's module, an estimator's function."""
-    parts = []
+    """Return the source of the user's own code that the cell runs: whatever is registered from outside this package."""
+    parts: list[Any] = []
     if is_user_model(cell.setting.model):
-        parts.append(_source(importlib.import_module(cell.setting.model.split(":")[0])))
-    function = estimators.get(cell.estimator).function
-    if not function.__module__.startswith("medbn."):
-        parts.append(_source(function))
-    return "\n".join(parts)
+        parts.append(importlib.import_module(cell.setting.model.split(":")[0]))
+    parts.append(estimators.get(cell.estimator).function)
+    parts.append(methods.get(cell.method))
+    if cell.attack is not None:
+        parts += [attacks.objectives.get(cell.attack.objective), attacks.scenarios.get(cell.scenario)]
+    return "\n".join(_source(part) for part in parts if not getattr(part, "__module__", "").startswith("medbn."))
 
 
 def _source(code: Any) -> str:

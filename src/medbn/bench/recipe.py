@@ -112,7 +112,7 @@ class Recipe:
         each_attack: Sequence[Attack | None] = self.attacks or (None,)
         axes = product(self.seeds, self.corruptions, self.settings, each_attack, self.estimators, self.methods)
         for seed, corruption, setting, attack, estimator, method in axes:
-            if method == "source" and estimator != self.estimators[0]:
+            if estimator != self.estimators[0] and not methods.get(method).adapts:
                 continue  # the source model estimates nothing, so one estimator is enough
             if attack is not None and setting.malicious == 0:
                 continue

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from .. import data, models
+from ..methods import get as get_method
 from .cell import Setting
 from .recipe import Recipe
 
@@ -35,19 +36,23 @@ def missing_requirements(setting: Setting, methods: Sequence[str], root: str | P
 
     Args:
         setting: the data and the model.
-        methods: the methods that will run; EATA needs clean images.
+        methods: the methods that will run; some need clean images.
         root: the data folder; None for the default of ``medbn.data``.
     """
     lines = []
-    names = [setting.data] + ([setting.clean] if "eata" in methods and setting.clean else [])
+    need_clean = [method for method in methods if get_method(method).needs_source_images]
+    names = [setting.data] + ([setting.clean] if need_clean and setting.clean else [])
     for name in names:
         if _is_folder(name):
             if not Path(name).is_dir():
                 lines.append(f"the folder {name}")
         elif not data.get(name).is_present(root):
             lines.append(f"{name} (get it: {data.get(name).how_to_get()})")
-    if "eata" in methods and setting.clean is None:
-        lines.append(f"clean images for EATA on {setting.data} (give a folder with --clean, or leave eata out)")
+    if need_clean and setting.clean is None:
+        lines.append(
+            f"clean images for {' and '.join(get_method(method).label for method in need_clean)} on {setting.data}"
+            f" (give a folder with --clean, or leave {' and '.join(need_clean)} out)"
+        )
     weights = weights_path(setting, root)
     if weights not in (None, "shipped", "default") and not Path(weights).is_file():
         lines.append(f"weights {weights}, but there is no such file ({_weights_hint(setting, Path(weights))})")

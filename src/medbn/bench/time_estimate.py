@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Hashable
+from dataclasses import replace
 from functools import lru_cache
-from typing import Any
 
 import torch
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from .. import data, models
-from .recipe import Recipe
+from .. import data, estimators, models
+from .cell import Cell
+from .cell_stream import make_adapter
+from .loading import load_cell
+from .place import Place
+from .recipe import DIGITS, Recipe
 
-OVERHEAD = {"mean": 1.5, "median": 4.0, "image_median": 4.0}
-"""What normalisation and small launches add to a network's convolutions, roughly; others count like a median."""
-ALIKE = ("tebn", "tent", "eta", "eata", "sar")
-"""Methods whose first batch is crafted once for all of them."""
+OVERHEAD, ROBUST_OVERHEAD = 1.5, 4.0
+"""The time of a batch over that of its convolutions, with BatchNorm and with a robust estimator, roughly."""
 LONG_RUN = 60 * 86400.0
 """Seconds from which a recipe is too long to run as a whole."""
 
@@ -77,21 +80,37 @@ def estimate_seconds(recipe: Recipe, per_second: float) -> float:
         per_second: floating-point operations per second, as ``measure_speed`` returns them.
     """
     total = 0.0
-    seen: set[Any] = set()
+    poisoned: set[Hashable] = set()
     for cell in recipe.cells():
         images, (channels, size, _) = _dataset_size(cell.setting.data)
         whole = images // cell.setting.batch_size
         batches = min(recipe.batches or whole, whole)
         crafted = batches - cell.warm_up if cell.attack else 0
-        first = (cell.setting, cell.corruption, cell.estimator, cell.attack, cell.seed)
-        if cell.method in ALIKE and cell.attack:
-            crafted -= first in seen
-            seen.add(first)
+        if cell.attack:
+            surrogate = _first_surrogate(cell.method, cell.setting.preset)
+            first = (cell.setting, cell.corruption, cell.estimator, cell.attack, cell.seed, surrogate)
+            crafted -= first in poisoned
+            poisoned.add(first)
         steps = crafted * cell.attack.steps * cell.attack.restarts if cell.attack else 0
         passes = 6.0 * batches + 3.0 * steps
         work = cell.setting.batch_size * passes * forward_operations(cell.setting.model, channels, size)
-        total += work * OVERHEAD.get(cell.estimator, 4.0) / per_second
+        overhead = ROBUST_OVERHEAD if estimators.get(cell.estimator).robust else OVERHEAD
+        total += work * overhead / per_second
     return total
+
+
+@lru_cache
+def _first_surrogate(method: str, preset: str) -> Hashable:
+    """Return a value that is equal for methods whose first poisoned batch the poison cache shares."""
+    setting = replace(DIGITS, preset=preset, batch_size=8, malicious=1)
+    cell = Cell(setting, "contrast", method, "median", None, "instant")
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # some methods advise against so small a model
+            adapter = make_adapter(load_cell(cell, Place(), batches=1), "cpu", source_batches=1)
+    except (TypeError, ValueError):  # a method that does not take the small model
+        return method
+    return adapter.surrogate_key(adapter.source_state, setting.batch_size)
 
 
 def _dataset_size(name: str) -> tuple[int, tuple[int, int, int]]:
