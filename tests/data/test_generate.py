@@ -1,4 +1,4 @@
-"""Corrupted copies on disk: the layout of CIFAR-10-C, written whole or not at all, continued when stopped."""
+"""Corrupted copies of a dataset on disk: in CIFAR-10-C's layout, complete or not at all, continued when stopped."""
 
 from __future__ import annotations
 
@@ -12,21 +12,20 @@ import torch
 from medbn import data
 from medbn.cli import main
 
-from .conftest import photographs
-from .test_readers import tree
+from .images import smooth_images, write_image_folder
 
 NAMES = ("fog", "contrast")
 
 
 @pytest.fixture
 def clean():
-    images = photographs(32, 7)
+    images = smooth_images(32, 7)
     return data.from_tensors("photos", "test", ("china", "flower"), images, torch.arange(7) % 2)
 
 
 def test_the_layout_and_what_is_read_from_it(clean, tmp_path):
-    made = data.generate(clean, tmp_path / "C", names=NAMES)
-    assert made.written == NAMES
+    result = data.generate(clean, tmp_path / "C", names=NAMES)
+    assert result.written == NAMES
     labels, fog = np.load(tmp_path / "C" / "labels.npy"), np.load(tmp_path / "C" / "fog.npy")
     assert labels.tolist() == clean.labels.tolist() * 5
     assert fog.shape == (35, 32, 32, 3)
@@ -34,15 +33,16 @@ def test_the_layout_and_what_is_read_from_it(clean, tmp_path):
     for severity in (1, 5):
         expected = data.corruptions.corrupt(clean.read(range(7)), "fog", severity)
         assert np.array_equal(fog[7 * (severity - 1) : 7 * severity].transpose(0, 3, 1, 2), expected.numpy())
-        there = data.load(str(tmp_path / "C"), corruption="fog", severity=severity)
-        assert torch.equal(there.read(range(7)), expected)
-        assert torch.equal(there.read([4, 2]), expected[[4, 2]])
-        assert there.classes == clean.classes
-        assert torch.equal(there.labels, clean.labels)
+        loaded = data.load(str(tmp_path / "C"), corruption="fog", severity=severity)
+        assert torch.equal(loaded.read(range(7)), expected)
+        assert torch.equal(loaded.read([4, 2]), expected[[4, 2]])
+        assert loaded.classes == clean.classes
+        assert torch.equal(loaded.labels, clean.labels)
     with pytest.raises(FileNotFoundError, match=r"no snow\.npy.*contrast"):
         data.load(str(tmp_path / "C"), corruption="snow")
 
 
+@pytest.mark.slow
 def test_processes_write_the_same_bytes(clean, tmp_path, monkeypatch):
     monkeypatch.setattr(importlib.import_module("medbn.data.generate"), "_IMAGES_PER_TASK", 3)
     one, two = (data.generate(clean, tmp_path / str(jobs), names=("fog",), jobs=jobs).folder for jobs in (1, 2))
@@ -58,13 +58,13 @@ def test_a_stopped_call_is_continued(clean, tmp_path):
         data.generate(clean, tmp_path, names=NAMES, report=stop)
     assert not (tmp_path / "contrast.npy").exists()
     before = (tmp_path / "fog.npy").stat().st_mtime_ns
-    made = data.generate(clean, tmp_path, names=NAMES)
-    assert (made.written, made.skipped) == (("contrast",), ("fog",))
+    result = data.generate(clean, tmp_path, names=NAMES)
+    assert (result.written, result.skipped) == (("contrast",), ("fog",))
     assert (tmp_path / "fog.npy").stat().st_mtime_ns == before
     assert not list(tmp_path.glob(".*"))
 
 
-def test_other_peoples_folders_are_not_touched(clean, tmp_path):
+def test_folders_with_other_files_are_refused(clean, tmp_path):
     (tmp_path / "fog.npy").write_bytes(b"published")
     with pytest.raises(FileExistsError, match="did not generate"):
         data.generate(clean, tmp_path, names=NAMES)
@@ -72,17 +72,17 @@ def test_other_peoples_folders_are_not_touched(clean, tmp_path):
     data.generate(clean, tmp_path / "C", names=("contrast",))
     with pytest.raises(FileExistsError, match="another seed"):
         data.generate(clean, tmp_path / "C", names=("contrast",), seed=1)
-    with pytest.raises(FileExistsError, match="another fingerprint, images"):
+    with pytest.raises(FileExistsError, match="another fingerprint"):
         data.generate(clean.subset([1, 2]), tmp_path / "C", names=("contrast",))
 
 
 def test_damaged_arrays_are_refused(clean, tmp_path):
     data.generate(clean, tmp_path, names=NAMES)
     np.save(tmp_path / "fog.npy", np.zeros((34, 32, 32, 3), dtype=np.uint8))
-    with pytest.raises(ValueError, match=r"expected bytes \(5 · N"):
+    with pytest.raises(ValueError, match="fog"):
         data.load(str(tmp_path) + "/", corruption="fog")
     np.save(tmp_path / "contrast.npy", np.array([{"a": 1}]), allow_pickle=True)
-    with pytest.raises(ValueError, match="not a readable"):
+    with pytest.raises(ValueError, match="contrast"):
         data.load(str(tmp_path) + "/", corruption="contrast")
 
 
@@ -96,25 +96,9 @@ def test_the_file_is_mapped_not_loaded(clean, tmp_path):
 
 
 def test_on_the_command_line(tmp_path, capsys):
-    root = tree(tmp_path / "photos", size=(16, 16))
-    assert (
-        main(
-            [
-                "data",
-                "generate",
-                "mine",
-                "--from",
-                str(root),
-                "--root",
-                str(tmp_path),
-                "--corruptions",
-                "fog",
-                "--jobs",
-                "1",
-            ]
-        )
-        == 0
-    )
+    root = write_image_folder(tmp_path / "photos", size=(16, 16))
+    options = ["--from", str(root), "--root", str(tmp_path), "--corruptions", "fog", "--jobs", "1"]
+    assert main(["data", "generate", "mine", *options]) == 0
     assert "1 corruptions × 5 severities of 12 images" in capsys.readouterr().out
     assert json.loads((tmp_path / "mine" / "medbn.json").read_text())["classes"] == ["ant", "bee", "cat"]
     assert main(["data", "info", str(tmp_path / "mine"), "--corruption", "fog"]) == 0
@@ -128,17 +112,17 @@ def test_on_the_command_line(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["data", "generate", "nonsense"], "Available: cifar10-c, cifar100-c, digits-c"),
+        (["data", "generate", "nonsense"], "cifar10-c, cifar100-c, digits-c"),
         (["data", "generate", "cifar10-c", "--root", "{}"], "medbn data fetch cifar10"),
-        (["data", "generate", "digits-c", "--root", "{}", "--corruptions", "frog"], "Did you mean 'fog'"),
-        (["data", "generate", "mine", "--from", "{}/none"], "no folder"),
-        (["data", "fetch", "cifar12"], "unknown dataset"),
+        (["data", "generate", "digits-c", "--root", "{}", "--corruptions", "frog"], "'fog'"),
+        (["data", "generate", "mine", "--from", "{}/none"], "/none"),
+        (["data", "fetch", "cifar12"], "'cifar12'"),
         (["data", "info", "imagenet-c", "--root", "{}"], "medbn data fetch imagenet-c"),
-        (["data"], "required: ACTION"),
-        (["data", "generate", "digits-c", "--size", "64"], "--size goes with --from"),
-        (["data", "generate", "digits-c", "--jobs", "0"], "at least 1"),
-        (["data", "generate", "digits-c", "--seed", "-1"], "at least 0"),
-        (["data", "fetch", "digits-c", "--root", "{}"], "cannot be downloaded"),
+        (["data"], "ACTION"),
+        (["data", "generate", "digits-c", "--size", "64"], "--size"),
+        (["data", "generate", "digits-c", "--jobs", "0"], "--jobs"),
+        (["data", "generate", "digits-c", "--seed", "-1"], "--seed"),
+        (["data", "fetch", "digits-c", "--root", "{}"], "medbn data generate digits-c"),
     ],
 )
 def test_wrong_commands_are_one_line_and_exit_2(arguments, message, tmp_path, capsys):
@@ -163,7 +147,7 @@ def test_frost_without_photographs_names_the_option(tmp_path, monkeypatch, capsy
     assert not list(tmp_path.iterdir())
 
 
-def test_the_list_says_what_is_here(tmp_path, capsys):
+def test_the_list_says_what_is_complete_and_what_is_partial(tmp_path, capsys):
     for name in ("cifar-10-batches-bin/test_batch.bin", "CIFAR-10-C/fog.npy"):
         (tmp_path / name).parent.mkdir()
         (tmp_path / name).touch()
@@ -183,13 +167,13 @@ def test_fetching_over_a_generated_folder_is_refused(tmp_path, capsys):
 
 
 @pytest.mark.parametrize("wrong", [{"seed": -1}, {"jobs": 0}, {"names": ("frog",)}])
-def test_a_call_that_is_wrong_does_not_claim_the_folder(clean, tmp_path, wrong):
+def test_wrong_arguments_leave_no_folder(clean, tmp_path, wrong):
     with pytest.raises(ValueError, match=r"seed|jobs|frog"):
         data.generate(clean, tmp_path / "C", **{"names": NAMES, **wrong})
     assert not (tmp_path / "C").exists()
 
 
-def test_a_full_disk_leaves_no_half_file(clean, tmp_path, monkeypatch):
+def test_an_error_while_writing_leaves_no_partial_file(clean, tmp_path, monkeypatch):
     def full(name: str, done: int, total: int) -> None:
         raise OSError(28, "No space left on device")
 
@@ -199,12 +183,13 @@ def test_a_full_disk_leaves_no_half_file(clean, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("text", ["{}", "[]", "nonsense"])
-def test_a_damaged_manifest_is_named(clean, tmp_path, text):
+def test_a_damaged_manifest_is_an_error(clean, tmp_path, text):
     data.generate(clean, tmp_path, names=("fog",))
     (tmp_path / "medbn.json").write_text(text)
-    for act in (lambda: data.generate(clean, tmp_path, names=NAMES), lambda: data.load(tmp_path, corruption="fog")):
-        with pytest.raises(ValueError, match=r"medbn\.json is damaged"):
-            act()
+    with pytest.raises(ValueError, match=r"medbn\.json"):
+        data.generate(clean, tmp_path, names=NAMES)
+    with pytest.raises(ValueError, match=r"medbn\.json"):
+        data.load(tmp_path, corruption="fog")
 
 
 def test_other_photographs_of_frost_are_other_images(clean, tmp_path, frost_photographs):
@@ -215,6 +200,6 @@ def test_other_photographs_of_frost_are_other_images(clean, tmp_path, frost_phot
     assert one.fingerprint != two.fingerprint
 
 
-def test_fetching_what_ships_needs_nothing(capsys):
+def test_the_digits_need_no_download(capsys):
     assert main(["data", "fetch", "digits"]) == 0
-    assert "nothing to fetch" in capsys.readouterr().out
+    assert "digits ships" in capsys.readouterr().out

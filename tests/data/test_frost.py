@@ -1,0 +1,53 @@
+"""The photographs of frost, the texture that replaces them, and plasma."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from medbn.data.corruptions import corrupt, frost_folder, synthetic_frost
+from medbn.data.corruptions.plasma import plasma
+
+from .images import smooth_images
+
+
+def test_frost_mixes_in_photographs(frost_photographs, monkeypatch):
+    image = pytest.importorskip("PIL.Image")
+    images = smooth_images(32, 6)
+    frosted = corrupt(images, "frost", 5, frost=frost_photographs)
+    assert not torch.equal(frosted, images)
+    monkeypatch.setenv("MEDBN_FROST", str(frost_photographs))
+    assert torch.equal(corrupt(images, "frost", 5), frosted)
+    large = smooth_images(224, 2)  # the photographs are hardly larger
+    assert corrupt(large, "frost", 5, frost=frost_photographs).shape == large.shape
+    black = torch.zeros(50, 3, 32, 32, dtype=torch.uint8)
+    mean = corrupt(black, "frost", 5, frost=frost_photographs).double().mean().item()
+    pictures = [np.asarray(image.open(file)).mean() for file in frost_photographs.iterdir()]
+    assert mean == pytest.approx(0.45 * np.mean(pictures), rel=0.15)
+
+
+def test_missing_photographs_say_what_to_do(tmp_path, monkeypatch):
+    monkeypatch.delenv("MEDBN_FROST", raising=False)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(FileNotFoundError, match=r"imagecorruptions.*synthetic"):
+        corrupt(smooth_images(32, 1), "frost", 1)
+    with pytest.raises(FileNotFoundError, match=r"frost1\.png"):
+        frost_folder(tmp_path)
+
+
+def test_synthetic_frost_is_a_bright_texture():
+    texture = synthetic_frost(np.random.default_rng(0), 40, 50)
+    assert texture.shape == (3, 40, 50)
+    assert 60 < texture.mean() < 200
+    assert texture.std() > 15
+
+
+@pytest.mark.parametrize("side", [16, 128])
+def test_plasma_has_values_from_0_to_1_and_decay_smooths_it(side):
+    rough, smooth = (plasma(np.random.default_rng(0), side, decay) for decay in (1.2, 3.0))
+    for field in (rough, smooth):
+        assert field.min() == 0
+        assert field.max() == 1
+        assert field.shape == (side, side)
+    assert np.abs(np.diff(rough, axis=0)).mean() > 2 * np.abs(np.diff(smooth, axis=0)).mean()
