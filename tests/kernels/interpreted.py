@@ -2,102 +2,78 @@
 
 from __future__ import annotations
 
-from itertools import product
 
 import torch
 
 import medbn
-from medbn.kernels import MAD_FACTORS, smooth, triton
+from medbn.kernels import MAD_FACTORS, reference, smooth, triton
 from medbn.kernels.saved import Spec, shapes
-from medbn.kernels.triton import orchestration
+from medbn.kernels.triton import tiling
+
+LAST, CONTIGUOUS = torch.channels_last, torch.contiguous_format
 
 
-def forward(x, name, w, b, held, share):
-    """Output, what was saved, centre and scale used, and what else the backward pass wants."""
-    given = (x, w, b, held, share, 1e-5)
-    if name == "median":
-        return *orchestration.median_forward(*given), ()
-    if name == "image_median":
-        *saved, kept = orchestration.image_forward(*given)
-        return *saved, (kept,)
-    *saved, kept = orchestration.mad_forward(*given, MAD_FACTORS[name])
-    return *saved, (kept, MAD_FACTORS[name])
-
-
-def backward(name, given, more, mean=False):
-    if mean or name == "median":
-        return orchestration.median_backward(*given, mean)
-    return (orchestration.image_backward if name == "image_median" else orchestration.mad_backward)(*given, *more)
-
-
-def selected(x, finite, value, place, about=None):
-    """Check that the median of x, or of |x − about|, is exact, and where it stands first."""
+def selected(x, finite, value, position, about=None):
+    """Check that the median of x, or of |x − about|, is exact, and that ``position`` is where it first occurs."""
     rows = x.transpose(0, 1).reshape(x.shape[1], -1)
     rows = rows if about is None else (rows - about[:, None]).abs()
     counts = finite.repeat_interleave(x[0, 0].numel())[None]
     assert torch.equal(value, rows[:, counts[0]].median(1).values + 0.0)
     equal = (rows == value[:, None]) & counts
-    assert torch.equal(place.long(), equal.to(torch.uint8).argmax(1))
+    assert torch.equal(position.long(), equal.to(torch.uint8).argmax(1))
 
 
-def check(x, name, share=1.0, held=None, mean=False, affine=True) -> None:
+def check(x, name, batch_weight=1.0, backward="own", affine=True, temperature=0.4) -> None:
+    """Check the forward and the backward pass, for finite images and others."""
     channels = x.shape[1]
-    w, b = (torch.randn(channels), torch.randn(channels)) if affine else (None, None)
-    y, saved, used, scale, more = forward(x, name, w, b, held, share)
+    running = None if batch_weight == 1.0 else (torch.randn(channels), torch.rand(channels) + 0.1)
+    weight, bias = (torch.randn(channels), torch.randn(channels)) if affine else (None, None)
+    spec = Spec(name, batch_weight, 1e-5, backward, temperature)
+    y, saved = triton.forward(x, weight, bias, running, spec)
     finite = x.flatten(1).isfinite().all(1)
     assert torch.equal(saved.finite.bool(), finite)
     assert saved.finite_count.item() == finite.sum()
+    assert y.stride() == x.stride()
+    assert y[~finite].isnan().all()
+    g = torch.randn(x.shape)
+    dx, d_weight, d_bias = (smooth.gpu_backward if backward == "smooth" else triton.backward)(g, x, weight, saved, spec)
+    assert dx.stride() == x.stride()
+    assert (dx[~finite] == 0).all()
+    if not finite.any():
+        assert torch.stack([saved.centre, saved.variance]).isnan().all()
+        assert torch.equal(saved.used_centre, running[0]) if running else saved.used_centre.isnan().all()
+        return
     wide = x[finite].double().requires_grad_()
-    parameters = [t.double().requires_grad_() for t in (w, b) if t is not None]
-    centre, variance = medbn.functional.statistics(wide, name)
+    parameters = [t.double().requires_grad_() for t in (weight, bias) if t is not None]
+    estimator = medbn.estimators.get(name)
+    centre, variance = (medbn.gradients.smooth(estimator, temperature) if backward == "smooth" else estimator)(wide)
     if name != "image_median":
-        selected(x, finite, saved.centre, saved.place)
+        selected(x, finite, saved.centre, saved.selected if name == "median" else saved.selected[0])
         total = (wide - centre.view(-1, *[1] * (x.dim() - 2))).transpose(0, 1).flatten(1).sum(1)
         torch.testing.assert_close(saved.deviation_sum, total, rtol=1e-4, atol=1e-4)
     if name in MAD_FACTORS:
-        mads, places = more[0]
-        selected(x, finite, mads[0], places[1], saved.centre)
-        assert torch.equal(places[0], saved.place)
+        selected(x, finite, saved.slopes[0], saved.selected[1], saved.centre)
     torch.testing.assert_close(saved.variance.double(), variance, rtol=1e-4, atol=1e-6)
-    if mean:
+    if backward == "mean":
         values = [s.detach() for s in (centre, variance)]
         slopes = medbn.functional.statistics(wide, "mean")
         centre, variance = (medbn.kernels.substitute(v, s) for v, s in zip(values, slopes, strict=True))
-    if held is not None:
-        centre, variance = (share * s + (1 - share) * h.double() for s, h in zip((centre, variance), held, strict=True))
+    if running is not None:
+        centre, variance = reference.mix((centre, variance), [r.double() for r in running], batch_weight)
     expected = medbn.functional.normalise(wide, centre, variance, *(parameters or (None, None)))
     torch.testing.assert_close(y[finite].double(), expected, rtol=1e-4, atol=1e-5)
-    assert y[~finite].isnan().all()
-    assert y.stride() == x.stride()
-    g = torch.randn(x.shape)
-    slopes = torch.autograd.grad(expected, [wide, *parameters], g[finite].double())
-    dx, dw, db = backward(name, (g, x, w, saved, used, scale, share), more, mean)
-    assert dx.stride() == x.stride()
-    torch.testing.assert_close(dx[finite].double(), slopes[0], rtol=1e-3, atol=1e-5)
-    assert (dx[~finite] == 0).all()
+    gradients = torch.autograd.grad(expected, [wide, *parameters], g[finite].double())
+    largest = gradients[0].abs().max().item() if backward == "smooth" else 1.0
+    torch.testing.assert_close(dx[finite].double(), gradients[0], rtol=1e-3, atol=1e-5 * max(1.0, largest))
     if affine:
-        torch.testing.assert_close(torch.stack([dw, db]).double(), torch.stack(slopes[1:]), rtol=1e-3, atol=1e-4)
+        affine_gradients = torch.stack([d_weight, d_bias]).double()
+        torch.testing.assert_close(affine_gradients, torch.stack(gradients[1:]), rtol=1e-3, atol=1e-4)
 
 
-def check_nothing(name) -> None:
-    """Without a finite image there is no output and no gradient, and only what is held is used."""
-    known = torch.randn(2), torch.rand(2) + 0.1
-    for layout, held in product((torch.contiguous_format, torch.channels_last), (known, None)):
-        x = torch.full((2, 2, 3, 3), float("nan")).contiguous(memory_format=layout)
-        y, saved, used, scale, more = forward(x, name, None, None, held, 0.3)
-        assert y.isnan().all()
-        assert torch.stack([saved.centre, saved.variance]).isnan().all()
-        assert saved.finite_count.item() == 0
-        assert torch.equal(used, held[0]) if held else used.isnan().all()
-        dx, *_ = backward(name, (torch.randn(x.shape), x, None, saved, used, scale, 0.3), more)
-        assert (dx == 0).all()
-
-
-def check_whole(name) -> None:
-    """What operators are made of: everything by itself in memory, in the shapes that are promised, and gradients."""
-    x, g = torch.randn(2, 4, 2)
-    spec = Spec(name, 1.0, 1e-5)
-    y, saved = triton.forward(x, None, None, None, spec)
+def check_memory(name) -> None:
+    """Check what the operators rely on: tensors of the promised shapes that share no memory."""
+    x = torch.randn(4, 2)
+    y, saved = triton.forward(x, None, None, None, Spec(name, 1.0, 1e-5))
     sizes = [() if t is None else tuple(t.shape) for t in (saved.selected, saved.image_means, saved.slopes)]
     assert sizes == [() if shape == (0,) else shape for shape in shapes(name, *x.shape)]
     assert saved.selected.dtype == torch.int32
@@ -105,129 +81,108 @@ def check_whole(name) -> None:
     parts = [y, saved.deviation_sum, saved.selected, saved.slopes, saved.finite, saved.finite_count]
     parts = [t.untyped_storage().data_ptr() for t in parts if t is not None]
     assert len(set(parts)) == len(parts)
-    for mean in (False, True):
-        wide = x.double().requires_grad_()
-        centre, variance = medbn.functional.statistics(wide, name)
-        if mean:
-            slopes = medbn.functional.statistics(wide, "mean")
-            centre, variance = map(medbn.kernels.substitute, (centre, variance), slopes)
-        (expected,) = torch.autograd.grad(medbn.functional.normalise(wide, centre, variance), wide, g.double())
-        dx, *_ = triton.backward(g, x, None, saved, spec._replace(backward="mean" if mean else "own"))
-        torch.testing.assert_close(dx.double(), expected, rtol=1e-3, atol=1e-5)
 
 
-def check_soft(name) -> None:
-    """The gradient of soft medians, by passes in torch over what the kernels leave, against autograd in float64."""
-    stand_in = medbn.gradients.smooth(medbn.estimators.get(name), 0.4)
-    for shape, kind in (
-        ((6, 3, 4, 5), "last"),
-        ((6, 3, 4, 5), "nan"),
-        ((5, 3), "mixed"),
-        ((7, 2, 3), "nan"),
-        ((1, 2, 3, 3), "plain"),
-        ((1, 2, 3, 3), "nan"),
-    ):
-        x, g = torch.randn(shape), torch.randn(shape)
-        if kind == "last" and x.dim() == 4:
-            x = x.to(memory_format=torch.channels_last)
-        if kind == "nan":
-            x[0].view(-1)[1] = float("nan")
-        finite = x.flatten(1).isfinite().all(1)
-        held = (torch.randn(shape[1]), torch.rand(shape[1]) + 0.5) if kind == "mixed" else None
-        spec = Spec(name, 0.3 if held else 1.0, 1e-5, "smooth", 0.4)
-        w = torch.randn(shape[1])
-        _, saved = triton.forward(x, w, None, held, spec)
-        dx, dw, db = smooth.gpu_backward(g, x, w, saved, spec)
-        assert dx.stride() == x.stride()
-        assert (dx[~finite] == 0).all()
-        if not finite.any():
-            continue
-        wide, affine = x[finite].double().requires_grad_(), w.double().requires_grad_()
-        statistics = stand_in(wide)
-        values = [saved.centre.double(), saved.variance.double()]
-        torch.testing.assert_close(values, list(statistics), rtol=1e-4, atol=1e-6)
-        if held:
-            statistics = [0.3 * s + 0.7 * h.double() for s, h in zip(statistics, held, strict=True)]
-        expected = medbn.functional.normalise(wide, *statistics, affine)
-        slope, d_affine = torch.autograd.grad(expected, [wide, affine], g[finite].double())
-        torch.testing.assert_close(dx[finite].double(), slope, rtol=1e-3, atol=1e-5 * max(1.0, slope.abs().max()))
-        torch.testing.assert_close(dw.double(), d_affine, rtol=1e-3, atol=1e-4)
-        torch.testing.assert_close(db.double(), g[finite].double().transpose(0, 1).flatten(1).sum(1))
-    x, g = torch.randn(2, 7, 3, 4, 4)
-    x[1, :, ::2] = 1e30
+def check_types(name) -> None:
+    """Check bfloat16 inputs, strides that are neither contiguous nor channels last, and huge values."""
+    x, g = torch.randn(2, 4, 3, 2, 5).bfloat16()
+    halves, exact = [], []
+    for values, gradients, results in ((x, g, halves), (x.float(), g.float(), exact)):
+        spec = Spec(name, 1.0, 1e-5, "smooth", 0.4)
+        y, saved = triton.forward(values, None, None, None, spec)
+        results += [y, triton.backward(gradients, values, None, saved, spec)[0]]
+        results += [smooth.gpu_backward(gradients, values, None, saved, spec)[0]]
+    assert all(t.dtype == torch.bfloat16 for t in halves)
+    torch.testing.assert_close([t.float() for t in halves], exact, rtol=2e-2, atol=2e-2)
+    x = torch.randn(4, 5, 2, 3).permute(0, 2, 3, 1)
+    check(x, name)
+    x = torch.randn(7, 2, 3)
+    x[::2] = 1e30
     _, saved = triton.forward(x, None, None, None, spec)
-    assert smooth.gpu_backward(g, x, None, saved, spec)[0].isfinite().all()
-    x = torch.randn(7, 3, 4, 4)
-    halves = [t.bfloat16() for t in (x, g)]
-    (dx, *_), (exact, *_) = (
-        smooth.gpu_backward(b, a, None, triton.forward(a, None, None, None, spec)[1], spec)
-        for a, b in (halves, [t.float() for t in halves])
-    )
-    assert dx.dtype == torch.bfloat16
-    torch.testing.assert_close(dx.float(), exact, rtol=2e-2, atol=2e-2)
+    assert smooth.gpu_backward(torch.randn(7, 2, 3), x, None, saved, spec)[0].isfinite().all()
 
 
-def check_grey(last: bool) -> None:
-    """Where most values of a lane are the same, and equal a cut, it keeps more than it has room for."""
+def grey(layout) -> torch.Tensor:
+    """Return values most of which are the same in each lane, and equal a cut: more than a lane has room for."""
     size = 20
     half = torch.rand(size * size * 2 // 5) * 0.9
     x = torch.cat([half, -half, torch.zeros(size * size // 10), torch.ones(size * size * 11 // 10)])
     x[-size * size * 11 // 20 :] *= -1.0
     x = x[torch.randperm(x.numel())].view(2, 1, size, size)
-    layout = torch.channels_last if last else torch.contiguous_format
     # A second channel makes the layouts differ.
-    for name, values in (("median", x.abs()), ("mad", x)):
-        both = torch.cat([values, torch.randn(2, 1, size, size)], 1)
-        check(both.contiguous(memory_format=layout), name)
+    return torch.cat([x, torch.randn(2, 1, size, size)], 1).contiguous(memory_format=layout)
+
+
+def make(shape, kind, layout=CONTIGUOUS) -> torch.Tensor:
+    x = torch.randn(shape)
+    if kind == "relu":
+        x = x.relu()
+    if kind == "constant":
+        x = torch.full(shape, -0.0)
+    if kind == "huge":
+        x[0] *= 1e10
+    if kind == "nan":
+        x[1] = x[2]  # values that occur first in an image that does not count
+        x[1].view(-1)[0] = float("nan")
+    if kind == "all_nan":
+        x[:] = float("nan")
+    return x.contiguous(memory_format=layout) if x.dim() == 4 else x
+
+
+def cut(**thresholds) -> None:
+    for name, value in thresholds.items():
+        assert hasattr(tiling, name)
+        setattr(tiling, name, value)
+    tiling.plan.cache_clear()
+    tiling.survey_plan.cache_clear()
 
 
 def main() -> None:
     torch.manual_seed(0)
-    for small, tile, fine in ((16384, 2048, 1024), (4, 64, 32)):  # channels in registers, and in many parts
-        orchestration.SMALL, orchestration.TILE, orchestration.SURVEY_TILE = small, tile, fine
-        orchestration.plan.cache_clear()
-        if small == 4:
-            orchestration.GATHERED, orchestration.FIT, orchestration.SLACK = 2, 8, 0
-        turn = 0
-        for shape in ((5, 3, 4, 4), (6, 4), (1, 2, 3, 3), (3, 1, 1, 1), (9, 2, 5, 5), (3, 2, 8, 8), (1, 3)):
-            for kind in ("random", "relu", "constant", "huge", "nan"):
-                turn += 1
-                x = torch.randn(shape)
-                if kind == "nan" and shape[0] < 3:
-                    continue
-                if kind == "relu":
-                    x = x.relu()
-                if kind == "constant":
-                    x = torch.full(shape, -0.0)
-                if kind == "huge" and x.numel() > shape[1]:
-                    x[0] *= 1e10
-                if kind == "nan":
-                    x[1] = x[2]  # whose values must be saved there and not here
-                    x[1].view(-1)[0] = float("nan")
-                held = torch.randn(shape[1]), torch.rand(shape[1]) + 0.1
-                if x.dim() == 4 and kind != "constant":
-                    x = x.to(memory_format=torch.channels_last) if tile == 64 or kind == "relu" else x
-                # What is done with statistics has nothing to do with the values: half of the shapes each.
-                mixed = {"share": 0.3, "held": held, "mean": kind == "random", "affine": False}
-                one, other = ({}, mixed) if turn % 2 else (mixed, {})
-                check(x, "median", **one)
-                if kind != "huge" if small == 4 else turn % 2 and kind in ("random", "nan"):
-                    check(x, "mad" if kind == "random" else "mad_scaled", **other)
-                if kind in ("random", "huge", "nan"):
-                    check(x, "image_median", **other)
-        for name in ("median", "mad", "image_median"):
-            check_nothing(name)
-    orchestration.TILE, orchestration.WAVES, orchestration.SURVEY_WAVES = (
-        2048,
-        0,
-        0,
-    )  # many turns for each program that surveys
-    orchestration.plan.cache_clear()
-    check_grey(last=False)
-    check_grey(last=True)
-    for name in triton.KERNELS:
-        check_whole(name)
-        check_soft(name)
+    # Channels in registers; gradients of whole channels where there are at least four.
+    for layout in (CONTIGUOUS, LAST):
+        check(make((5, 4, 4, 4), "random", layout), "median")
+        check(make((9, 2, 5, 5), "relu", layout), "median", 0.3, affine=False)
+        check(make((5, 4, 3, 3), "nan", layout), "median", 0.3, "mean")
+        check(make((5, 2, 3, 3), "nan", layout), "image_median")
+        check(make((6, 3, 4, 4), "huge", layout), "image_median", 0.3, affine=False)
+        for name in ("median", "image_median"):
+            for batch_weight in (1.0, 0.3):
+                check(make((2, 2, 3, 3), "all_nan", layout), name, batch_weight)
+    for shape in ((6, 4), (1, 3), (1, 2, 3, 3), (3, 1, 1, 1)):
+        check(make(shape, "random"), "median")
+        check(make(shape, "random"), "image_median", 0.3)
+    check(make((3, 2, 2, 2), "constant"), "median")
+    check(make((9, 2, 3, 3), "random"), "image_median", backward="mean")
+    for name in ("median", "mad", "image_median"):
+        check_memory(name)
+        check_types(name)
+        check(make((5, 3, 3, 4), "nan", LAST), name, 0.3, "smooth")
+    for name in ("median", "mad_scaled", "image_median"):
+        check(make((6, 3), "random"), name, backward="smooth")
+    # Channels in many parts: small tiles, and buffers too small for what is collected.
+    cut(SMALL_CHANNEL=4, LESS_SMALL_CHANNEL=4, TILE=64, SURVEY_TILE=32, PARTS_PER_PROGRAM=2)
+    cut(COLLECTED_IN_REGISTERS=8, SPARE=0)
+    for layout in (CONTIGUOUS, LAST):
+        check(make((5, 3, 4, 4), "random", layout), "median", 0.3)
+        check(make((9, 2, 5, 5), "nan", layout), "median", backward="mean", affine=False)
+        check(make((9, 2, 5, 5), "random", layout), "mad_scaled")
+        check(make((5, 2, 4, 4), "relu", layout), "mad", 0.3)
+        check(make((3, 2, 8, 8), "nan", layout), "mad", affine=False)
+        check(make((9, 2, 5, 5), "nan", layout), "image_median", 0.3)
+        check(make((3, 2, 8, 8), "random", layout), "image_median", backward="mean")
+    check(make((3, 1, 9, 9), "random"), "image_median")
+    check(make((2, 2, 3, 3), "all_nan", LAST), "median", 0.3)
+    check(make((2, 2, 3, 3), "all_nan"), "mad")
+    check(make((3, 2, 4, 4), "constant"), "median")
+    check(make((4, 2, 6), "huge"), "median")
+    for shape in ((6, 4), (1, 3), (3, 1, 1, 1)):
+        check(make(shape, "random"), "mad")
+    # One program for many tiles, which collects more than it has room for.
+    cut(TILE=2048, WAVES=0, SURVEY_WAVES=0)
+    for layout in (CONTIGUOUS, LAST):
+        check(grey(layout).abs(), "median")
+        check(grey(layout), "mad")
     print("all agree")
 
 

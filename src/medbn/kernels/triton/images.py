@@ -1,78 +1,95 @@
-"""Triton: medians over images. Each image's own moments in one pass, then everything is small."""
+"""Triton: medians over images, for ``image_median``.
+
+``image_moments`` reads the activation once and writes each image's own mean and variance in each channel, ``(B, C)``.
+``image_statistics`` takes three medians of those: of the means (the centre), of the variances, and of the distances of
+the means from the centre. Each is the mean of two images' values (of one image's twice, if their number is odd), so a
+channel's statistics come from six images at most: ``selected``, in the order of the medians.
+
+Backward, ``image_gradient`` writes w · r · g for all images. ``selected_image_gradient`` then writes the six images
+again, with what the statistics' gradients add to them: a shift, and a slope times (x − the image's mean). Channels last
+have other such images in neighbouring channels, so there ``image_gradient`` does both.
+"""
 
 from __future__ import annotations
 
 import triton
 import triton.language as tl
 
-from .passes import _channels, _gathered, _good, _inside, _lanes, _start, _wide
-from .search import _mark, _mixed, _search
+from ..reference import MAD_TO_SIGMA as _MAD_TO_SIGMA
+from .gradient import load_sums
+from .normalise import mix
+from .search import select_rank
+from .tiles import by_channel, in_bounds, load_finite, mark_nonfinite, program_channels, tile_offsets, tile_start
 
-MAD_TO_SIGMA = tl.constexpr(1.4826)
+MAD_TO_SIGMA = tl.constexpr(_MAD_TO_SIGMA)
 
 
 @triton.jit
-def _image_moments(
-    x, means, withins, finite, counted, B, C, S,
-    BP: tl.constexpr, BS: tl.constexpr, ONE: tl.constexpr, LAST: tl.constexpr, VEC: tl.constexpr,
+def image_moments(
+    x, means, variances, finite, finite_count, B, C, S,
+    PLANES: tl.constexpr, ROW: tl.constexpr, ONE_ROW: tl.constexpr, LAST: tl.constexpr, VEC: tl.constexpr,
 ):  # fmt: skip
-    """Each image's own mean and variance in each channel; in one reading."""
+    """Write each image's own mean and variance in each channel, and mark the images that are not finite.
+
+    A plane is the values of one image in one channel; a program takes ``PLANES`` of them, ``ROW`` values at a time.
+    ``ONE_ROW`` says that a plane fits into one row.
+    """
     S = S // VEC * VEC
     pid = tl.program_id(0)
-    i = tl.arange(0, BP)
-    if LAST:  # planes of one image, whose channels are neighbours
-        blocks = tl.cdiv(C, BP)
+    i = tl.arange(0, PLANES)
+    if LAST:  # planes of neighbouring channels of one image
+        blocks = tl.cdiv(C, PLANES)
         b = pid // blocks + i * 0
-        c = pid % blocks * BP + i
-        there = c < C
+        c = pid % blocks * PLANES + i
+        exists = c < C
         q = b.to(tl.int64) * C + c
         where = (pid // blocks).to(tl.int64) * C * S + c
-        next_one = C
-    else:  # planes that follow each other, of one image or of two
-        q = pid.to(tl.int64) * BP + i
+        step = C
+    else:  # consecutive planes, of one image or of several
+        q = pid.to(tl.int64) * PLANES + i
         b = (q // C).to(tl.int32)
-        there = b < B
+        exists = b < B
         where = q * S
-        next_one = 1
-    s = tl.arange(0, BS)
-    places = x + where[:, None] + (s * next_one)[None, :]
-    inside = there[:, None] & (s < S)[None, :]
+        step = 1
+    s = tl.arange(0, ROW)
+    places = x + where[:, None] + (s * step)[None, :]
+    inside = exists[:, None] & (s < S)[None, :]
     v = tl.load(places, mask=inside, other=0.0).to(tl.float32)
-    shift = tl.sum(v, 1) / tl.minimum(S, BS)  # near the mean, so that little cancels
+    shift = tl.sum(v, 1) / tl.minimum(S, ROW)  # near the mean, so that little cancels
     d = tl.where(inside, v - shift[:, None], 0.0)
     squares = d * d
     mean = shift
-    within = shift * 0.0
-    if not ONE:
+    variance = shift * 0.0
+    if not ONE_ROW:
         sums = d
-        for s0 in range(BS, S, BS):
-            inside = there[:, None] & (s0 + s < S)[None, :]
-            v = tl.load(places + s0 * next_one, mask=inside, other=0.0).to(tl.float32)
+        for s0 in range(ROW, S, ROW):
+            inside = exists[:, None] & (s0 + s < S)[None, :]
+            v = tl.load(places + s0 * step, mask=inside, other=0.0).to(tl.float32)
             d = tl.where(inside, v - shift[:, None], 0.0)
             sums += d
             squares += d * d
         rest = tl.sum(sums, 1) / S
         mean += rest
-        within -= rest * rest
-    within = tl.maximum(tl.sum(squares, 1) / S + within, 0.0)
-    tl.store(means + q, mean, mask=there)
-    tl.store(withins + q, within, mask=there)
-    odd = (there & (mean - mean != 0.0)).to(tl.int32)
-    if tl.max(odd, 0) != 0:  # a value that is not finite, or an overflow: look again
-        strange = tl.zeros((BP, BS), tl.int32)
-        for s0 in range(0, S, BS):
-            s = s0 + tl.arange(0, BS)
-            inside = there[:, None] & (s < S)[None, :]
-            v = tl.load(x + where[:, None] + (s * next_one)[None, :], mask=inside, other=0.0).to(tl.float32)
-            strange |= (v - v != 0.0).to(tl.int32)
-        bad = tl.max(strange, 1)
-        if tl.max(bad, 0) != 0:
-            _mark(bad, finite, counted, b, B)
+        variance -= rest * rest
+    variance = tl.maximum(tl.sum(squares, 1) / S + variance, 0.0)
+    tl.store(means + q, mean, mask=exists)
+    tl.store(variances + q, variance, mask=exists)
+    suspicious = (exists & (mean - mean != 0.0)).to(tl.int32)
+    if tl.max(suspicious, 0) != 0:  # a value that is not finite, or an overflow: read again to know which
+        nonfinite = tl.zeros((PLANES, ROW), tl.int32)
+        for s0 in range(0, S, ROW):
+            s = s0 + tl.arange(0, ROW)
+            inside = exists[:, None] & (s < S)[None, :]
+            v = tl.load(x + where[:, None] + (s * step)[None, :], mask=inside, other=0.0).to(tl.float32)
+            nonfinite |= (v - v != 0.0).to(tl.int32)
+        flags = tl.max(nonfinite, 1)
+        if tl.max(flags, 0) != 0:
+            mark_nonfinite(flags, finite, finite_count, b, B)
 
 
 @triton.jit
-def _place(values, mask, b, value, k):
-    """Which image has the value of rank k: of equal ones, the one that a stable sort has there."""
+def image_of_rank(values, mask, b, value, k):
+    """Return which image has the value of rank k; of images with equal values, the one a stable sort puts there."""
     less = tl.sum((mask & (values < value)).to(tl.int32), 0)
     equal = mask & (values == value)
     nth = tl.cumsum(equal.to(tl.int32), 0)
@@ -80,151 +97,155 @@ def _place(values, mask, b, value, k):
 
 
 @triton.jit
-def _middle(values, mask, b, n, low, high):
-    """The mean of the values of ranks ``low`` and ``high`` (the same, or the next), and which images have them."""
-    first = _search(values, mask, n, low, low)
+def middle_of_images(values, mask, b, n, low, high):
+    """Return the mean of the values of ranks ``low`` and ``high`` (low or low + 1), and which images have them."""
+    first = select_rank(values, mask, n, low, low)
     upto = tl.sum((mask & (values <= first)).to(tl.int32), 0)
-    next_one = tl.min(tl.where(mask & (values > first), values, float("inf")), 0)
-    second = tl.where(upto > high, first, next_one)
-    return 0.5 * first + 0.5 * second, _place(values, mask, b, first, low), _place(values, mask, b, second, high)
+    following = tl.min(tl.where(mask & (values > first), values, float("inf")), 0)
+    second = tl.where(upto > high, first, following)
+    middle = 0.5 * first + 0.5 * second
+    return middle, image_of_rank(values, mask, b, first, low), image_of_rank(values, mask, b, second, high)
 
 
 @triton.jit
-def _image_finish(
-    means, withins, finite, counted, held_centre, held_variance, centre_out, variance_out, deviation_out, used_out,
-    scale_out, chosen, slopes, B, C, S, eps, share, HELD: tl.constexpr, BB: tl.constexpr,
+def image_statistics(
+    means, variances, finite, finite_count, running_centre, running_variance, centre_out, variance_out,
+    deviation_sum_out, used_out, scale_out, selected, slopes, B, C, S, eps, batch_weight,
+    RUNNING: tl.constexpr, BATCH: tl.constexpr,
 ):  # fmt: skip
+    """Write the medians over the finite images, the six images that they come from, and what ``mix`` makes of them."""
     c = tl.program_id(0)
-    b = tl.arange(0, BB)
-    good = tl.load(finite + b, mask=b < B, other=0) != 0
-    n = tl.load(counted)
+    b = tl.arange(0, BATCH)
+    counts = tl.load(finite + b, mask=b < B, other=0) != 0
+    n = tl.load(finite_count)
     low = tl.maximum(n - 1, 0) // 2
     high = n // 2
-    mean = tl.load(means + b * C + c, mask=good, other=0.0)
-    within = tl.load(withins + b * C + c, mask=good, other=0.0)
-    within = tl.where(tl.abs(mean) < float("inf"), within, float("inf"))  # an image of huge values stays one image
-    m, i1, i2 = _middle(mean, good, b, n, low, high)
-    inner, j1, j2 = _middle(within, good, b, n, low, high)
-    away = mean - m
-    mad, k1, k2 = _middle(tl.abs(away), good, b, n, low, high)
-    variance = inner + (MAD_TO_SIGMA * mad) * (MAD_TO_SIGMA * mad)
+    mean = tl.load(means + b * C + c, mask=counts, other=0.0)
+    inner = tl.load(variances + b * C + c, mask=counts, other=0.0)
+    inner = tl.where(tl.abs(mean) < float("inf"), inner, float("inf"))  # an image of huge values stays one image
+    m, mean_low, mean_high = middle_of_images(mean, counts, b, n, low, high)
+    middle, inner_low, inner_high = middle_of_images(inner, counts, b, n, low, high)
+    deviation = mean - m
+    mad, mad_low, mad_high = middle_of_images(tl.abs(deviation), counts, b, n, low, high)
+    variance = middle + (MAD_TO_SIGMA * mad) * (MAD_TO_SIGMA * mad)
     m = tl.where(n > 0, m, float("nan"))
     variance = tl.where(n > 0, variance, float("nan"))
-    used, r = _mixed(m, variance, n, held_centre, held_variance, c, C, share, eps, HELD)
+    used, r = mix(m, variance, n, running_centre, running_variance, c, C, batch_weight, eps, RUNNING)
     tl.store(centre_out + c, m)
     tl.store(variance_out + c, variance)
-    tl.store(deviation_out + c, tl.sum(tl.where(good, away, 0.0).to(tl.float64)) * S)
+    tl.store(deviation_sum_out + c, tl.sum(tl.where(counts, deviation, 0.0).to(tl.float64)) * S)
     tl.store(used_out + c, used)
     tl.store(scale_out + c, r)
-    tl.store(chosen + c, i1)
-    tl.store(chosen + C + c, i2)
-    tl.store(chosen + 2 * C + c, j1)
-    tl.store(chosen + 3 * C + c, j2)
-    tl.store(chosen + 4 * C + c, k1)
-    tl.store(chosen + 5 * C + c, k2)
-    # What each of the two images at the middle of the deviations passes on of the variance's gradient.
-    rise = 2.0 * MAD_TO_SIGMA * MAD_TO_SIGMA * mad * 0.5
-    first = tl.sum(tl.where(b == k1, away, 0.0))
-    second = tl.sum(tl.where(b == k2, away, 0.0))
-    tl.store(slopes + c, rise * ((first > 0).to(tl.float32) - (first < 0).to(tl.float32)))
-    tl.store(slopes + C + c, rise * ((second > 0).to(tl.float32) - (second < 0).to(tl.float32)))
+    tl.store(selected + c, mean_low)
+    tl.store(selected + C + c, mean_high)
+    tl.store(selected + 2 * C + c, inner_low)
+    tl.store(selected + 3 * C + c, inner_high)
+    tl.store(selected + 4 * C + c, mad_low)
+    tl.store(selected + 5 * C + c, mad_high)
+    # The derivatives of the variance with respect to the means of the two images that the MAD comes from.
+    slope = 2.0 * MAD_TO_SIGMA * MAD_TO_SIGMA * mad * 0.5
+    first = tl.sum(tl.where(b == mad_low, deviation, 0.0))
+    second = tl.sum(tl.where(b == mad_high, deviation, 0.0))
+    tl.store(slopes + c, slope * ((first > 0).to(tl.float32) - (first < 0).to(tl.float32)))
+    tl.store(slopes + C + c, slope * ((second > 0).to(tl.float32) - (second < 0).to(tl.float32)))
 
 
 @triton.jit
-def _image_shares(
-    b, weight, means, chosen, slopes, scale, sum_g, gain, c, C, S, share, WEIGHT: tl.constexpr
+def image_coefficients(
+    b, weight, means, selected, slopes, scale, sum_g, gain, c, C, S, batch_weight, WEIGHT: tl.constexpr
 ):  # fmt: skip
-    """What the statistics' gradients add to image ``b``: a shift, a slope, and the mean that goes with it."""
-    there = c < C
-    r = tl.load(scale + c, mask=there, other=0.0)
-    w = tl.load(weight + c, mask=there, other=0.0).to(tl.float32) if WEIGHT else 1.0
-    d_centre = -share * w * r * sum_g
-    d_variance = -0.5 * share * w * r * r * gain
-    up1 = d_variance * tl.load(slopes + c, mask=there, other=0.0)
-    up2 = d_variance * tl.load(slopes + C + c, mask=there, other=0.0)
-    d_centre -= up1 + up2
-    first = (b == tl.load(chosen + c, mask=there, other=-1)).to(tl.float32)
-    second = (b == tl.load(chosen + C + c, mask=there, other=-1)).to(tl.float32)
-    inner = (b == tl.load(chosen + 2 * C + c, mask=there, other=-1)).to(tl.float32)
-    inner += (b == tl.load(chosen + 3 * C + c, mask=there, other=-1)).to(tl.float32)
+    """Return what the statistics' gradients add to image ``b``: ``shift + slope · (x − mean)``, as these three."""
+    exists = c < C
+    r = tl.load(scale + c, mask=exists, other=0.0)
+    w = tl.load(weight + c, mask=exists, other=0.0).to(tl.float32) if WEIGHT else 1.0
+    d_centre = -batch_weight * w * r * sum_g
+    d_variance = -0.5 * batch_weight * w * r * r * gain
+    through_low = d_variance * tl.load(slopes + c, mask=exists, other=0.0)
+    through_high = d_variance * tl.load(slopes + C + c, mask=exists, other=0.0)
+    d_centre -= through_low + through_high
+    first = (b == tl.load(selected + c, mask=exists, other=-1)).to(tl.float32)
+    second = (b == tl.load(selected + C + c, mask=exists, other=-1)).to(tl.float32)
+    inner = (b == tl.load(selected + 2 * C + c, mask=exists, other=-1)).to(tl.float32)
+    inner += (b == tl.load(selected + 3 * C + c, mask=exists, other=-1)).to(tl.float32)
     shift = 0.5 * d_centre * (first + second)
-    shift += tl.where(b == tl.load(chosen + 4 * C + c, mask=there, other=-1), up1, 0.0)
-    shift += tl.where(b == tl.load(chosen + 5 * C + c, mask=there, other=-1), up2, 0.0)
+    shift += tl.where(b == tl.load(selected + 4 * C + c, mask=exists, other=-1), through_low, 0.0)
+    shift += tl.where(b == tl.load(selected + 5 * C + c, mask=exists, other=-1), through_high, 0.0)
     slope = d_variance * inner / S
-    mean = tl.load(means + b * C + c, mask=there & (slope != 0.0), other=0.0)
+    mean = tl.load(means + b * C + c, mask=exists & (slope != 0.0), other=0.0)
     return shift / S, slope, mean
 
 
 @triton.jit
-def _image_scale(
-    g, x, dx, weight, means, chosen, slopes, scale, finite, counted, first, second, d_weight, d_bias,
-    B, C, S, sums, share,
-    WEIGHT: tl.constexpr, PARTS: tl.constexpr, T: tl.constexpr, BS: tl.constexpr, CB: tl.constexpr,
-    LAST: tl.constexpr, VEC: tl.constexpr, FAR: tl.constexpr, SPLIT: tl.constexpr,
+def image_gradient(
+    g, x, dx, weight, means, selected, slopes, scale, finite, finite_count, sums_g, sums_gx, d_weight, d_bias,
+    B, C, S, sums, batch_weight,
+    WEIGHT: tl.constexpr, PARTS: tl.constexpr, TILE: tl.constexpr, ROW: tl.constexpr, WIDTH: tl.constexpr,
+    LAST: tl.constexpr, VEC: tl.constexpr, INT64: tl.constexpr, SPLIT: tl.constexpr,
 ):  # fmt: skip
-    """The gradient of all images but those that the statistics come from: ``w · r · g``, without a look at x.
+    """Write ``w · r · g``, without reading x. With ``LAST`` also add what the statistics' gradients add to an image.
 
-    With ``LAST``, where every channel has other such images, of those too; a tile is of one image there.
+    With ``LAST``, a tile is of one image.
     """
     S = S // VEC * VEC
-    c = _channels(CB, LAST)
-    there = c < C
+    c = program_channels(WIDTH, LAST)
+    exists = c < C
     part = tl.program_id(1)
     parts = tl.num_programs(1)
-    a = tl.load(scale + c, mask=there, other=0.0)
+    a = tl.load(scale + c, mask=exists, other=0.0)
     if LAST or part == 0:
-        sum_g, sum_gx = _gathered(first, second, c, C, sums, PARTS, LAST)
+        sum_g, sum_gx = load_sums(sums_g, sums_gx, c, C, sums, PARTS, LAST)
         gain = a * sum_gx
         if part == 0:
-            tl.store(d_bias + c, sum_g, mask=there)
-            tl.store(d_weight + c, gain, mask=there)
+            tl.store(d_bias + c, sum_g, mask=exists)
+            tl.store(d_weight + c, gain, mask=exists)
     if WEIGHT:
-        a *= tl.load(weight + c, mask=there, other=0.0).to(tl.float32)
-    some = tl.load(counted) > 0
-    a = tl.where(some, a, 0.0)  # without a finite image it may not be a number
-    b, s, lanes = _lanes(c, parts, C, S, T, BS, LAST, FAR)
-    for b0 in range(part, B, parts * (T // BS)):
-        good = _good(finite, b0 + b, B, SPLIT, LAST)
+        a *= tl.load(weight + c, mask=exists, other=0.0).to(tl.float32)
+    any_image = tl.load(finite_count) > 0
+    a = tl.where(any_image, a, 0.0)  # without a finite image it may be NaN
+    b, s, offsets = tile_offsets(c, parts, C, S, TILE, ROW, LAST, INT64)
+    for b0 in range(part, B, parts * (TILE // ROW)):
+        counts = load_finite(finite, b0 + b, B, SPLIT, LAST)
         if LAST:
-            shift, slope, mean = _image_shares(
-                b0 // SPLIT, weight, means, chosen, slopes, scale, sum_g, gain, c, C, S * SPLIT, share, WEIGHT
+            shift, slope, mean = image_coefficients(
+                b0 // SPLIT, weight, means, selected, slopes, scale, sum_g, gain, c, C, S * SPLIT, batch_weight, WEIGHT
             )
-            shift = tl.where(some, shift, 0.0)
-            slope = tl.where(some, slope, 0.0)
-        for s0 in range(0, S, BS):
-            inside = _inside(b + b0, s + s0, c, B, C, S, LAST)
-            where = lanes + _start(b0, s0, C, S, LAST, FAR)
-            along = tl.load(g + where, mask=inside & good, other=0.0).to(tl.float32)
-            out = _wide(a, LAST) * along
+            shift = tl.where(any_image, shift, 0.0)
+            slope = tl.where(any_image, slope, 0.0)
+        for s0 in range(0, S, ROW):
+            inside = in_bounds(b + b0, s + s0, c, B, C, S, LAST)
+            where = offsets + tile_start(b0, s0, C, S, LAST, INT64)
+            grad = tl.load(g + where, mask=inside & counts, other=0.0).to(tl.float32)
+            out = by_channel(a, LAST) * grad
             if LAST:
-                sloped = inside & good & (slope != 0.0)[None, :]
+                sloped = inside & counts & (slope != 0.0)[None, :]
                 v = tl.load(x + where, mask=sloped, other=0.0).to(tl.float32)
                 out += tl.where(sloped, slope[None, :] * (v - mean[None, :]), 0.0)
-                out += tl.where(good, shift[None, :], 0.0)
+                out += tl.where(counts, shift[None, :], 0.0)
             tl.store(dx + where, out.to(dx.dtype.element_ty), mask=inside)
 
 
 @triton.jit
-def _image_touch(
-    g, x, dx, weight, means, chosen, slopes, scale, d_weight, d_bias, counted, B, C, S, share,
-    WEIGHT: tl.constexpr, BS: tl.constexpr, VEC: tl.constexpr,
+def selected_image_gradient(
+    g, x, dx, weight, means, selected, slopes, scale, d_weight, d_bias, finite_count, B, C, S, batch_weight,
+    WEIGHT: tl.constexpr, ROW: tl.constexpr, VEC: tl.constexpr,
 ):  # fmt: skip
-    """One of the six images that a channel's statistics come from; one that is chosen twice is written twice alike."""
+    """Write the gradient of one of the six selected images of a channel; one selected twice is written twice alike."""
     S = S // VEC * VEC
     c = tl.program_id(0)
-    if tl.load(counted) == 0:
+    if tl.load(finite_count) == 0:
         return
-    b = tl.load(chosen + tl.program_id(1) * C + c)
-    shift, slope, mean = _image_shares(
-        b, weight, means, chosen, slopes, scale, tl.load(d_bias + c), tl.load(d_weight + c), c, C, S, share, WEIGHT
-    )
+    b = tl.load(selected + tl.program_id(1) * C + c)
+    shift, slope, mean = image_coefficients(
+        b, weight, means, selected, slopes, scale, tl.load(d_bias + c), tl.load(d_weight + c), c, C, S, batch_weight,
+        WEIGHT,
+    )  # fmt: skip
     a = tl.load(scale + c)
     if WEIGHT:
         a *= tl.load(weight + c).to(tl.float32)
-    for s0 in range(0, S, BS):
-        s = s0 + tl.arange(0, BS)
+    for s0 in range(0, S, ROW):
+        s = s0 + tl.arange(0, ROW)
         place = b.to(tl.int64) * C * S + c * S + s
         v = tl.load(x + place, mask=s < S, other=0.0).to(tl.float32)
-        along = tl.load(g + place, mask=s < S, other=0.0).to(tl.float32)
-        out = a * along + shift + tl.where(slope == 0.0, 0.0, slope * (v - mean))
+        grad = tl.load(g + place, mask=s < S, other=0.0).to(tl.float32)
+        out = a * grad + shift + tl.where(slope == 0.0, 0.0, slope * (v - mean))
         tl.store(dx + place, out.to(dx.dtype.element_ty), mask=s < S)

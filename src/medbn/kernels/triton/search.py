@@ -1,6 +1,9 @@
-"""Triton: the exact median of the values that a program holds, by cutting their range, and what goes with it.
+"""Triton functions that find the exact value of a given rank, by cutting the range of the values in two repeatedly.
 
-Values from low to high are left, and of them ranks under to upto − 1; a cut leaves those on one side of it.
+State of a search: the values from ``low`` to ``high`` remain, and those have the ranks ``under`` to ``upto − 1``. A cut
+is a number; counting the values that are at most the cut says on which side of it the rank is. The cut is where the
+rank would be if the remaining values were spread evenly or, after such a cut removed less than half of them
+(``slow``), the middle of all floats between ``low`` and ``high``. So no values can make a search long.
 """
 
 from __future__ import annotations
@@ -9,55 +12,62 @@ import triton
 import triton.language as tl
 
 ROUNDS = tl.constexpr(128)
+"""More rounds than a search can take: 31 cuts that halve the values that remain, 32 pairs that halve the floats."""
 COARSE = tl.constexpr(16)
+"""Up to so many remaining values, cuts are moved to values that occur."""
 
 
 @triton.jit
-def _key(x):
-    """A float32 as an unsigned number in the same order."""
+def float_to_key(x):
+    """Return unsigned integers in the same order as the float32 values."""
     bits = x.to(tl.uint32, bitcast=True)
     return tl.where(bits >> 31 != 0, bits ^ 0xFFFFFFFF, bits | 0x80000000)
 
 
 @triton.jit
-def _unkey(key):
+def key_to_float(key):
+    """Return the float32 values of these integers: the inverse of ``float_to_key``."""
     bits = tl.where(key >> 31 != 0, key & 0x7FFFFFFF, key ^ 0xFFFFFFFF)
     return bits.to(tl.float32, bitcast=True)
 
 
 @triton.jit
-def _aim(low, high, under, upto, rank, slow):
-    """Where to cut next: where the rank would be if values were spread evenly, or the middle of the floats between."""
-    first = _key(low)
+def next_cut(low, high, under, upto, rank, slow):
+    """Return the next cut: where the rank is if values are spread evenly, or the middle float if ``slow``."""
+    first = float_to_key(low)
     even = low + (high - low) * ((rank + 0.5 - under) / (upto - under))
-    p = tl.where(slow, _unkey(first + (_key(high) - first) // 2), even)
+    p = tl.where(slow, key_to_float(first + (float_to_key(high) - first) // 2), even)
     p = tl.where(p >= low, p, low)
     return tl.where(p < high, p, low)
 
 
 @triton.jit
-def _narrow(low, high, under, upto, slow, found, todo, k_low, k_high, count, last, next_one):
-    """What is left when ``count`` values are at most the cut, ``last`` the greatest of them, ``next_one`` the next."""
+def narrow(low, high, under, upto, slow, result, searching, k_low, k_high, count, last, following):
+    """Return the state after a cut that ``count`` values are at most.
+
+    ``last`` is the greatest of those, ``following`` the least of the others. The search is over (``searching``) when
+    one of the two has a rank from ``k_low`` to ``k_high``; it is the ``result``.
+    """
     left = upto - under
-    hit_last = todo & (count - 1 >= k_low) & (count - 1 <= k_high)
-    hit_next = todo & (count >= k_low) & (count <= k_high)
-    found = tl.where(hit_last, last, tl.where(hit_next, next_one, found))
+    hit_last = searching & (count - 1 >= k_low) & (count - 1 <= k_high)
+    hit_following = searching & (count >= k_low) & (count <= k_high)
+    result = tl.where(hit_last, last, tl.where(hit_following, following, result))
     over = count - 1 > k_high
-    high = tl.where(todo & over, last, high)
-    upto = tl.where(todo & over, count, upto)
-    low = tl.where(todo & (over == 0), next_one, low)
-    under = tl.where(todo & (over == 0), count, under)
+    high = tl.where(searching & over, last, high)
+    upto = tl.where(searching & over, count, upto)
+    low = tl.where(searching & (over == 0), following, low)
+    under = tl.where(searching & (over == 0), count, under)
     slow = (slow == 0) & (2 * (upto - under) > left)
-    still = todo & (hit_last == 0) & (hit_next == 0)
-    found = tl.where(still, low, found)
-    return low, high, under, upto, slow, found, still & (low < high)
+    still = searching & (hit_last == 0) & (hit_following == 0)
+    result = tl.where(still, low, result)
+    return low, high, under, upto, slow, result, still & (low < high)
 
 
 @triton.jit
-def _search(v, counts, n, k_low, k_high):
-    """A value whose rank is between these two; the very value where they are the same.
+def select_rank(v, counts, n, k_low, k_high):
+    """Return a value whose rank is from ``k_low`` to ``k_high`` among the ``n`` values that ``counts`` selects.
 
-    The first cuts only count. Later ones land on values that are there, so that ties end the search.
+    The first cuts only count, which is cheap. Later ones move to values that occur, so that ties end the search.
     """
     v = tl.where(counts, v, float("inf"))
     low = tl.where(n > 0, tl.min(v, 0), 0.0)
@@ -69,60 +79,29 @@ def _search(v, counts, n, k_low, k_high):
     rounds = 0
     more = (low < high) & (upto - under > COARSE)
     while more & (rounds < ROUNDS // 8):
-        p = _aim(low, high, under.to(tl.float32), upto.to(tl.float32), rank, slow)
+        p = next_cut(low, high, under.to(tl.float32), upto.to(tl.float32), rank, slow)
         count = tl.sum((v <= p).to(tl.int32), 0)
         left = upto - under
         over = count > k_high
         high = tl.where(over, p, high)
         upto = tl.where(over, count, upto)
-        low = tl.where(over, low, _unkey(_key(p) + 1))
+        low = tl.where(over, low, key_to_float(float_to_key(p) + 1))
         under = tl.where(over, under, count)
         slow = (slow == 0) & (2 * (upto - under) > left)
         more = (low < high) & (upto - under > COARSE) & ((count < k_low) | (count - 1 > k_high))
         rounds += 1
-    found = low
-    todo = low < high
+    result = low
+    searching = low < high
     slow = n < 0
     rounds = 0
-    while todo & (rounds < ROUNDS):
-        p = _aim(low, high, under.to(tl.float32), upto.to(tl.float32), rank, slow)
+    while searching & (rounds < ROUNDS):
+        p = next_cut(low, high, under.to(tl.float32), upto.to(tl.float32), rank, slow)
         below = v <= p
         count = tl.sum(below.to(tl.int32), 0)
         last = tl.max(tl.where(below, v, float("-inf")), 0)
-        next_one = tl.min(tl.where(below, float("inf"), v), 0)
-        low, high, under, upto, slow, found, todo = _narrow(
-            low, high, under, upto, slow, found, todo, k_low, k_high, count, last, next_one
+        following = tl.min(tl.where(below, float("inf"), v), 0)
+        low, high, under, upto, slow, result, searching = narrow(
+            low, high, under, upto, slow, result, searching, k_low, k_high, count, last, following
         )
         rounds += 1
-    return found
-
-
-@triton.jit
-def _mixed(m, variance, n, held_centre, held_variance, c, C, share, eps, HELD: tl.constexpr):
-    """The centre to use and 1/σ: the batch's share with the held one's, or the held ones alone without any image."""
-    used, spread = m, variance
-    if HELD:
-        hc = tl.load(held_centre + c, mask=c < C, other=0.0).to(tl.float32)
-        hv = tl.load(held_variance + c, mask=c < C, other=1.0).to(tl.float32)
-        mixes = (n > 0) & (share > 0.0)  # nothing times infinity is NaN
-        used = tl.where(mixes, share * m + (1.0 - share) * hc, hc)
-        spread = tl.where(mixes, share * variance + (1.0 - share) * hv, hv)
-    return used, 1.0 / tl.sqrt(spread + eps)
-
-
-@triton.jit
-def _mark(odd, finite, counted, b, B):
-    """Note images that are not finite; each is counted by whoever sees it first."""
-    was = tl.atomic_xchg(finite + b, b * 0, mask=(odd != 0) & (b < B))
-    gone = tl.sum(tl.where((odd != 0) & (b < B) & (was != 0), 1, 0), 0)
-    if gone != 0:
-        tl.atomic_add(counted, -gone)
-
-
-@triton.jit
-def _by_place(odd, LAST: tl.constexpr):
-    """Whether any channel of a tile is, at each place."""
-    if LAST:
-        return tl.max(odd.to(tl.int32), 1)
-    else:
-        return odd.to(tl.int32)
+    return result

@@ -1,0 +1,41 @@
+"""The Triton kernels without a GPU: through Triton's interpreter, and where the package is missing."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import warnings
+
+import pytest
+
+from medbn.kernels import triton
+
+
+def test_all_kernels_agree_with_the_reference_in_the_interpreter() -> None:
+    """Run ``interpreted.py`` in a process of its own: Triton decides at its import whether it interprets."""
+    pytest.importorskip("triton")
+    environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, "-W", "ignore", "-m", "tests.kernels.interpreted"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert "all agree" in done.stdout
+
+
+def test_a_triton_that_does_not_load_is_one_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "medbn.kernels.triton.orchestration", None)
+    triton._load.cache_clear()
+    try:
+        with pytest.warns(UserWarning, match="GPU kernels are off"):
+            assert not triton.available()
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            assert not triton.available()
+            assert "orchestration" in triton.reason()
+    finally:
+        triton._load.cache_clear()
+
+
+def test_importing_medbn_does_not_import_triton() -> None:
+    code = "import sys, medbn; assert 'triton' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=300)
