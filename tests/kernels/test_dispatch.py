@@ -2,11 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-import warnings
-
 import pytest
 import torch
 
@@ -215,30 +210,6 @@ def test_users_estimators_take_the_reference_path(monkeypatch):
     x = torch.randn(4, 3, 5, 5)
     expected = (x - x.amax((0, 2, 3)).view(1, 3, 1, 1)) / (x.var((0, 2, 3)).view(1, 3, 1, 1) + 1e-5).sqrt()
     torch.testing.assert_close(medbn.functional.robust_norm(x, estimator="median"), expected)
-
-
-def test_a_triton_that_does_not_load_is_one_warning(monkeypatch):
-    monkeypatch.setitem(sys.modules, "medbn.kernels.triton.orchestration", None)
-    monkeypatch.delattr(triton, "orchestration", raising=False)
-    triton._load.cache_clear()
-    try:
-        with pytest.warns(UserWarning, match="Triton"):
-            assert not triton.available()
-        with warnings.catch_warnings():
-            warnings.simplefilter("error")
-            assert not triton.available()
-    finally:
-        triton._load.cache_clear()
-
-
-def test_triton_through_its_interpreter():
-    """In a process of its own: Triton decides when it is imported whether it interprets."""
-    pytest.importorskip("triton")
-    environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
-    command = [sys.executable, "-W", "ignore", "-m", "tests.kernels.interpreted"]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr[-3000:]
-    assert "all agree" in done.stdout
 
 
 @pytest.mark.gpu

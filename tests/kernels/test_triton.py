@@ -12,6 +12,7 @@ import pytest
 from medbn.kernels import triton
 
 
+@pytest.mark.slow
 def test_all_kernels_agree_with_the_reference_in_the_interpreter() -> None:
     """Run ``interpreted.py`` in a process of its own: Triton decides at its import whether it interprets."""
     pytest.importorskip("triton")
@@ -36,6 +37,7 @@ def test_a_triton_that_does_not_load_is_one_warning(monkeypatch: pytest.MonkeyPa
         triton._load.cache_clear()
 
 
+@pytest.mark.slow
 def test_importing_medbn_does_not_import_triton() -> None:
     code = "import sys, medbn; assert 'triton' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=300)
