@@ -237,6 +237,11 @@ def nasty() -> Document:
     )
 
 
+def empty() -> Document:
+    """Return a document without anything in it."""
+    return Document("", "", [])
+
+
 BOTH = [pytest.param(demo, id="demo"), pytest.param(nasty, id="nasty")]
 
 

@@ -4,49 +4,44 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from ... import methods
+from ... import estimators, methods
 from ...bench import Attack
 
 BASELINE = "mean"
 """The estimator that every other is compared with: plain BatchNorm."""
 
-_DEFENCES = {
-    "mean": ("BatchNorm", "the mean and the variance of the batch: no defence"),
-    "median": ("MedBN", "the median, and the mean squared deviation from it (the paper's defence)"),
-    "image_median": ("image_median", "medians over whole images, of their means and variances (ours)"),
-    "mad": ("MAD", "the median, and the squared median absolute deviation (appendix H)"),
-    "mad_scaled": ("scaled MAD", "the same, scaled to be the variance of a normal distribution"),
-}
 
-
-def estimator_label(estimator: str) -> str:
+def estimator_label(name: str) -> str:
     """Return what a report calls an estimator, for instance "MedBN" or "MedBN, prior 0.6"."""
-    name, _, prior = estimator.partition("@")
-    label = _DEFENCES.get(name, (name, ""))[0]
-    return f"{label}, prior {prior}" if prior else label
+    estimator = _registered(name)
+    return estimator.label if estimator else name
 
 
-def estimator_about(estimator: str) -> str:
+def estimator_about(name: str) -> str:
     """Return what an estimator computes, in one line."""
-    name, _, prior = estimator.partition("@")
-    about = _DEFENCES.get(name, ("", "registered by its user"))[1]
-    return f"{about}; the training statistics have the weight {prior}" if prior else about
+    estimator = _registered(name)
+    return estimator.about if estimator else "not registered where this report was made"
+
+
+def _registered(name: str) -> estimators.Estimator | None:
+    """Return an estimator by its name, or None: a store may have been made where a user had registered more."""
+    return estimators.get(name) if name.partition("@")[0] in estimators.available() else None
 
 
 def order_estimators(names: Iterable[str]) -> list[str]:
     """Return estimators in the order of the registry, each before its variants with a prior."""
-    registered = list(_DEFENCES)
+    registered = estimators.available()
 
-    def rank(estimator: str) -> tuple[int, str]:
-        name = estimator.partition("@")[0]
-        return registered.index(name) if name in registered else len(registered), estimator
+    def rank(name: str) -> tuple[int, str]:
+        base = name.partition("@")[0]
+        return registered.index(base) if base in registered else len(registered), name
 
     return sorted(names, key=rank)
 
 
-def method_label(method: str) -> str:
+def method_label(name: str) -> str:
     """Return what a report calls a method: its name as its authors write it."""
-    return methods.get(method).label
+    return methods.get(name).label if name in methods.available() else name
 
 
 def attack_label(attack: Attack | None, among: Sequence[Attack | None]) -> str:

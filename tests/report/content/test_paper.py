@@ -1,0 +1,53 @@
+"""The paper's numbers beside ours."""
+
+import pytest
+
+from medbn.bench import published, recipes
+from medbn.report.document import Measure, Table
+from tests.report.stores import parts
+
+
+def _table(document, start: str) -> Table:
+    return next(table for table in parts(document, Table) if table.title.startswith(start))
+
+
+def test_each_of_our_numbers_is_beside_the_printed_one(report):
+    document, recipe = report("indiscriminate-instant", data=["cifar10-c"], limit=2)
+    table = _table(document, "Table 2")
+    assert table.columns[2:5] == ["objective", "BatchNorm, ours", "BatchNorm, paper"]
+    rows = [row for row in table.rows if row[2] == "indiscriminate"]
+    assert [row[1] for row in rows] == ["TeBN", "TENT", "ETA", "SAR", "SoTTA", "sEMA", "mDIA"]
+    for method, row in zip(recipe.methods, rows, strict=True):
+        assert isinstance(row[3], Measure)
+        printed = published.get("indiscriminate-instant").lookup(dataset="cifar10-c", method=method, estimator="mean")
+        assert row[4] == printed
+
+
+def test_wrong_averages_of_the_paper_are_shown_with_both_numbers(report):
+    document, _ = report("cumulative", limit=1)
+    disagreements = published.get("cumulative").disagreements()
+    assert disagreements
+    for _, printed, recomputed in disagreements:
+        notes = _table(document, "Table 3").notes
+        assert any(f"{printed:.2f}" in note and f"{recomputed:.2f}" in note for note in notes)
+
+
+def test_without_attack_the_error_is_compared(report):
+    document, _ = report("no-attack", data=["cifar10-c"], limit=2)
+    table = _table(document, "Table 19")
+    assert all(row[2].value == pytest.approx(60.25) for row in table.rows)
+    assert "2 of the fifteen corruptions" in table.notes[0]
+
+
+@pytest.mark.parametrize("name", [name for name in recipes.available() if recipes.get(name).published])
+def test_every_recipe_measures_what_its_tables_print(report, name):
+    document, recipe = report(name, data=["cifar10-c"], limit=1)
+    table = next(
+        table for table in parts(document, Table) if table.title.startswith("Table") and "dataset" in table.columns
+    )
+    ours = [i for i, column in enumerate(table.columns) if column.endswith(", ours")]
+    corruption = table.columns.index("corruption") if "corruption" in table.columns else None
+    measured = recipe.corruptions[0].replace("_", " ")
+    rows = [row for row in table.rows if row[0] == "cifar10-c" and (corruption is None or row[corruption] == measured)]
+    assert rows
+    assert all(isinstance(row[i], Measure) for row in rows for i in ours)

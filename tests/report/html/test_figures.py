@@ -1,0 +1,55 @@
+"""Figures: the frontier, places of labels, colours that can be read."""
+
+from __future__ import annotations
+
+import re
+from xml.etree import ElementTree
+
+import pytest
+
+from medbn.report import FORMATS, Document
+from medbn.report.document import Point, Scatter, Section
+from tests.report.documents import measured
+
+pytest.importorskip("jinja2")
+from medbn.report.html.palette import STEPS, heat_css
+from medbn.report.html.scatter import frontier
+
+
+def test_no_point_beats_one_of_the_frontier() -> None:
+    points = [(1.0, 9.0), (2.0, 5.0), (3.0, 6.0), (4.0, 1.0), (4.0, 0.5), (2.0, 5.0)]
+    beaten = {p for p in points for q in points if q != p and q[0] <= p[0] and q[1] <= p[1]}
+    assert frontier(points) == sorted(set(points) - beaten)
+
+
+def test_labels_of_points_do_not_cover_each_other() -> None:
+    crowd = [Point(f"point {i}", "s", measured(30 + i % 5), measured(40 + i // 5)) for i in range(40)]
+    page = FORMATS.get("html").write(Document("t", "", [Section("s", [Scatter("t", "alt", "x", "y", crowd)])]))
+    wide = re.search(r'<svg class="chart wide".*?</svg>', page, re.DOTALL)
+    assert wide is not None
+    boxes = []
+    for label in ElementTree.fromstring(wide.group()).iter("text"):
+        if label.get("class") == "point":
+            x, y, width = float(label.get("x", "")), float(label.get("y", "")), 6.7 * len(label.text or "")
+            boxes.append((x - {"start": 0, "middle": width / 2, "end": width}[label.get("text-anchor", "")], y, width))
+    assert boxes
+    for i, (x, y, width) in enumerate(boxes):
+        for other_x, other_y, other in boxes[:i]:
+            assert x >= other_x + other - 0.2 or other_x >= x + width - 0.2 or abs(y - other_y) >= 14.8
+
+
+def _contrast(first: str, second: str) -> float:
+    def luminance(colour: str) -> float:
+        digits = colour[1:] if len(colour) == 7 else "".join(2 * digit for digit in colour[1:])
+        channels = [int(digits[i : i + 2], 16) / 255 for i in (0, 2, 4)]
+        linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels]
+        return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+    low, high = sorted([luminance(first), luminance(second)])
+    return (high + 0.05) / (low + 0.05)
+
+
+def test_numbers_can_be_read_on_every_colour_of_the_heat_maps() -> None:
+    colours = re.findall(r"background:(#\w+);color:(#\w+)", heat_css())
+    assert len(colours) == 2 * (STEPS + 1)
+    assert all(_contrast(ground, ink) >= 4.5 for ground, ink in colours)

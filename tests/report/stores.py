@@ -1,0 +1,84 @@
+"""Stores made up for the tests, as runs of recipes would leave them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import TypeVar
+
+from medbn.bench import Recipe, Store
+from medbn.report import Document
+
+FACTS = {"device": "a machine", "medbn": "0", "torch": "2", "python": "3", "threads": 1}
+ERRORS = {"mean": 60, "median": 30, "image_median": 20, "mad": 40, "mad_scaled": 50}
+"""Errors under attack in per cent, by estimator."""
+
+T = TypeVar("T")
+
+
+def fill(
+    path: Path, recipe: Recipe, *, batches: int = 2, shift: int = 0, prefix: str = "a", again: bool = False
+) -> None:
+    """Write a run of a recipe into a store.
+
+    The error without attack is 10 %, that under attack is ``ERRORS``, with one more wrong prediction in the second
+    batch. A targeted attack succeeds on the first batch; on BatchNorm also on the second, and on TENT one time less.
+
+    Args:
+        path: of the store, which may have runs already.
+        recipe: what to run.
+        batches: of each stream.
+        shift: wrong predictions to add to each batch.
+        prefix: of the keys of the cells; another one stands for newer data or weights.
+        again: the cells are in the store already.
+    """
+    with Store(path) as store:
+        store.connection.execute("PRAGMA synchronous = OFF")  # a store of a test need not survive a power cut
+        keys = []
+        for number, cell in enumerate(recipe.cells()):
+            key = f"{prefix}-{recipe.name}-{number:04}"
+            keys.append(key)
+            if again:
+                continue
+            store.claim(key, cell.to_dict(), FACTS)
+            benign = cell.setting.batch_size - cell.setting.malicious
+            for batch in range(batches):
+                wrong = ERRORS[cell.estimator] * benign // 100 + batch + shift
+                metrics = {"images": cell.setting.batch_size, "wrong": wrong, "adapt_s": 0.5, "device": "a machine"}
+                if cell.attack is not None:
+                    metrics |= {"benign": benign, "wrong_without": benign // 10, "wrong_clean": 12, "loss": 1.0}
+                    metrics |= {"attack_s": 2.0, "shared": False}
+                    if cell.attack.objective == "targeted":
+                        successes = 1 + (cell.estimator == "mean") - (cell.method == "tent")
+                        metrics |= {"hit": int(batch < successes), "already": 0}
+                store.commit(key, batch, metrics, b"", [(b"\x89PNG clean", b"\x89PNG bad")] if batch == 0 else None)
+            store.release(key)
+        store.begin_run(json.loads(json.dumps(asdict(recipe))), f"medbn run {recipe.name}", FACTS, keys)
+
+
+def keep_batches(store: Store, estimator: str, number: int, gradient: str | None = None) -> None:
+    """Delete all but the first batches of an estimator, or of the cells that one kind of gradient attacks."""
+    for stored in store.cells():
+        if stored.cell["estimator"] == estimator and gradient in (None, stored.cell["attack"]["gradient"]):
+            store.connection.execute("DELETE FROM batches WHERE key = ? AND number >= ?", (stored.key, number))
+
+
+def set_wrong(store: Store, key: str, expression: str, batch: int | None = None) -> None:
+    """Set the wrong predictions under attack of a cell, in all of its batches or in one."""
+    store.connection.execute(
+        f"UPDATE batches SET metrics = json_set(metrics, '$.wrong', {expression})"
+        " WHERE key = ? AND (? IS NULL OR number = ?)",
+        (key, batch, batch),
+    )
+
+
+def parts(document: Document, kind: type[T]) -> list[T]:
+    """Return all parts of one kind, in order."""
+    return list(_parts(document, kind))
+
+
+def _parts(document: Document, kind: type[T]) -> Iterator[T]:
+    for section in document.sections:
+        yield from (part for part in section.parts if isinstance(part, kind))
