@@ -1,4 +1,4 @@
-"""What the scripts beside this one share: the ResNet-26 that ``reproduce.py`` attacks."""
+"""Load the ResNet-26 for CIFAR-10 that several experiments attack."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from medbn import bench, models
 
 
 def resnet26(root: Path | None, device: str = "cpu") -> nn.Module:
-    """The model; if it or the corrupted images are not there, an error says where they belong and how to get them."""
+    """Return the model; if it or the corrupted images are missing, raise an error that says how to get them."""
     setting = bench.recipes.CIFAR10
-    lacking = bench.missing_requirements(setting, (), root)
-    if lacking:
-        raise bench.MissingError(f"this needs: {'; '.join(lacking)}.")
+    missing = bench.missing_requirements(setting, (), root)
+    if missing:
+        raise bench.MissingError(f"this needs: {'; '.join(missing)}.")
     return models.get(setting.model, weights=bench.weights_path(setting, root), classes=10, channels=3).to(device)

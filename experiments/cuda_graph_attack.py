@@ -1,4 +1,4 @@
-"""Time the attack loop, as a plain loop and recorded as a CUDA graph.
+"""What does a CUDA graph save in an attack? Times of the loop, plain and captured as a CUDA graph.
 
     python experiments/cuda_graph_attack.py [--tf32 on,off] [--cudnn-benchmark off,on] [--profile median] [--json FILE]
 

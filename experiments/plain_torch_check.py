@@ -1,9 +1,9 @@
-"""One attacked batch of CIFAR-10-C through plain torch operations on a CPU: no kernel of ours, no TF32, no graph.
+"""Is a result of the GPU an artefact of our kernels, of TF32 or of CUDA graphs? One attacked batch without any of them.
 
     python experiments/plain_torch_check.py [--corruption jpeg_compression] [--batch 1] [--lower]
 
-TeBN with ``image_median`` written in a few lines, targeted, exact gradients, in the order of the file: what a GPU says
-of the same batch should come out here as well. It takes ten minutes on two cores.
+The attack is targeted and exact, on TeBN, with ``image_median`` written in a few lines of torch, on a CPU. The batch is
+one of CIFAR-10-C in the order of the file, and the result should be that of a GPU. Ten minutes on two cores.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ def main() -> None:
     parser = cli.Parser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--corruption", default="jpeg_compression")
     parser.add_argument("--batch", type=cli.natural_int, default=1, help="its number, from 0 (default: 1)")
-    parser.add_argument("--lower", action="store_true", help="the lower of the two middle values, not their average")
-    parser.add_argument("--root", type=Path, help="where datasets lie")
+    parser.add_argument("--lower", action="store_true", help="the lower of two middle values, not their average")
+    parser.add_argument("--root", type=Path, help="the data folder")
     options = parser.parse_args()
 
-    def centre_of(values: Tensor) -> Tensor:
+    def median_of(values: Tensor) -> Tensor:
         return values.median(dim=0).values if options.lower else values.quantile(0.5, dim=0)
 
     def plain(x: Tensor, valid: Tensor | None = None) -> tuple[Tensor, Tensor]:
         means, within = x.mean((2, 3)), x.var((2, 3), unbiased=False)
-        centre = centre_of(means)
-        return centre, centre_of(within) + (1.4826 * centre_of((means - centre).abs())).square()
+        centre = median_of(means)
+        return centre, median_of(within) + (1.4826 * median_of((means - centre).abs())).square()
 
     medbn.estimators.register("plain", plain)
     adapter = medbn.adapt(resnet26(options.root), "tebn", "plain")

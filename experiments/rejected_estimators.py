@@ -1,9 +1,10 @@
-"""Estimators over images that were tried and not kept, against the attacks: digits on a CPU, or CIFAR-10-C on a GPU.
+"""Would another estimator over images be better than ``image_median``? Four that were tried and rejected.
 
     python experiments/rejected_estimators.py [--cifar] [--store tried.db]
 
-Each takes the images' channel means and variances, as ``image_median`` does, and makes something else of them. Their
-exact gradient is smooth already; straight-through is that of a mean.
+Each combines the channel means and variances of the images in another way, and is attacked like ``image_median``. Their
+exact gradients are smooth; straight-through is the gradient of a mean. Digits take minutes on
+a CPU; CIFAR-10-C (``--cifar``) is for a GPU.
 """
 
 from __future__ import annotations
@@ -21,38 +22,38 @@ from medbn import bench, cli, estimators
 from medbn.bench import DIGITS, Attack, recipes
 
 
-def moments(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Means and variances of images, by channel."""
+def image_moments(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the mean and the variance of each channel of each image."""
     rows = x.flatten(2) if x.dim() > 2 else x.unsqueeze(2)
     return rows.mean(dim=2), rows.var(dim=2, unbiased=False)
 
 
-def middle(values: Tensor) -> Tensor:
-    """The middle half of the images."""
+def middle_half(values: Tensor) -> Tensor:
+    """Return the middle half of the images' values, sorted."""
     cut = len(values) // 4
     return values.sort(dim=0).values[cut : len(values) - cut]
 
 
 @medbn.estimators.register("image_trimmed")
 def image_trimmed(x: Tensor, valid: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """Means over the middle half of the images; the constant makes up for that half of a normal distribution."""
-    means, within = moments(x)
-    centre = middle(means).mean(dim=0)
-    return centre, middle(within).mean(dim=0) + 7.01 * (middle(means) - centre).square().mean(dim=0)
+    """Means over the middle half of the images; the constant corrects their variance for a normal distribution."""
+    means, within = image_moments(x)
+    centre = middle_half(means).mean(dim=0)
+    return centre, middle_half(within).mean(dim=0) + 7.01 * (middle_half(means) - centre).square().mean(dim=0)
 
 
 @medbn.estimators.register("image_winsorised")
 def image_winsorised(x: Tensor, valid: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """Means over all images, the outer quarters of which count as the quartiles."""
-    means, within = (v.clamp(middle(v)[0], middle(v)[-1]) for v in moments(x))
+    """Means over all images, with the outer quarters replaced by the quartiles."""
+    means, within = (v.clamp(middle_half(v)[0], middle_half(v)[-1]) for v in image_moments(x))
     centre = means.mean(dim=0)
     return centre, within.mean(dim=0) + 3.35 * (means - centre).square().mean(dim=0)
 
 
 @medbn.estimators.register("image_groups")
 def image_groups(x: Tensor, valid: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """Medians over groups of three images of their means: half of the groups have no malicious one among a fifth."""
-    means, within = (v[: len(v) // 3 * 3].view(-1, 3, *v.shape[1:]).mean(dim=1) for v in moments(x))
+    """Medians over groups of three images: if a fifth of the images is malicious, half of the groups have none."""
+    means, within = (v[: len(v) // 3 * 3].view(-1, 3, *v.shape[1:]).mean(dim=1) for v in image_moments(x))
     centre = means.quantile(0.5, dim=0)
     between = 3**0.5 * estimators.MAD_TO_SIGMA * (means - centre).abs().quantile(0.5, dim=0)
     return centre, within.quantile(0.5, dim=0) + between.square()
@@ -60,8 +61,8 @@ def image_groups(x: Tensor, valid: Tensor | None = None) -> tuple[Tensor, Tensor
 
 @medbn.estimators.register("image_within")
 def image_within(x: Tensor, valid: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """A stricter variance: ``image_median`` without the part between images."""
-    means, within = moments(x)
+    """``image_median`` without the variance between images."""
+    means, within = image_moments(x)
     return means.quantile(0.5, dim=0), within.quantile(0.5, dim=0)
 
 
@@ -70,7 +71,7 @@ TRIED = ("mean", "image_median", "image_trimmed", "image_winsorised", "image_gro
 
 def main() -> None:
     parser = cli.Parser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--cifar", action="store_true", help="CIFAR-10-C and a ResNet-26 instead of digits")
+    parser.add_argument("--cifar", action="store_true", help="attack a ResNet-26 on CIFAR-10-C instead of digits")
     parser.add_argument(
         "--estimators", nargs="+", choices=TRIED, default=TRIED, metavar="E", help=f"of {', '.join(TRIED)}"
     )
@@ -98,11 +99,11 @@ def main() -> None:
         (results,) = bench.results.read(store, ["tried"])
     print(f"{'estimator':18}{'error':>8}  {'exact':14}{'straight-through':20}{'worst':14}")
     for name in options.estimators:
-        print(f"{name:18}{described(results, name, gradients)}")
+        print(f"{name:18}{format_rates(results, name, gradients)}")
 
 
-def described(results: bench.results.Results, estimator: str, gradients: tuple[str, ...]) -> str:
-    """The error without attack and the success rates, in per cent."""
+def format_rates(results: bench.results.Results, estimator: str, gradients: tuple[str, ...]) -> str:
+    """Return the error without attack and the success rates, in per cent, as columns."""
     own = results.select(lambda cell: cell.estimator == estimator)
     rates = []
     for gradient in gradients:

@@ -1,9 +1,9 @@
-"""How long a batch takes to be answered, called as users call it and played back from a CUDA graph.
+"""How long does a prediction take with each method? Eager calls, and replays of a CUDA graph.
 
     python experiments/serving_speed.py [--model resnet26] [--images 200] [--size 32] [--json serving-speed-h200.json]
 
-Weights are random, which costs the same. All candidates take turns in one process, each answer is waited for, and a
-ratio is of two runs that stood next to each other: that of TeBN with BatchNorm, not played back, and the candidate's.
+Weights are random, which takes the same time. All methods take turns in one process, and each call waits for its
+predictions. A ratio compares two neighbouring calls: the method's, and TeBN's with BatchNorm and without a graph.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from medbn import cli, models
 from medbn.bench import Place, machine_facts
 from medbn.methods import Adapter
 
-SERVED: list[tuple[str, str, dict[str, Any]]] = [
+METHODS: list[tuple[str, str, dict[str, Any]]] = [
     ("tebn", "mean", {}),
     ("source", "mean", {}),
     ("tebn", "median", {}),
@@ -46,10 +46,10 @@ def main() -> None:
     images = torch.rand(options.images, 3, options.size, options.size, device=options.device)
     candidates = []
     for graph in (False, True) if torch.device(options.device).type == "cuda" else (False,):
-        for method, estimator, given in SERVED:
-            adapter = medbn.adapt(model, method, estimator, graph=graph, **given)
-            for _ in range(4):  # which compiles, chooses kernels, and records
-                _answered(adapter, images)
+        for method, estimator, method_options in METHODS:
+            adapter = medbn.adapt(model, method, estimator, graph=graph, **method_options)
+            for _ in range(4):  # the first calls compile, choose kernels and capture
+                time_prediction(adapter, images)
             candidates.append((method, estimator, graph, adapter))
     plain = candidates[0][-1]
     machine = machine_facts(Place(device=options.device))
@@ -58,12 +58,12 @@ def main() -> None:
     ratios: list[list[float]] = [[] for _ in candidates]
     for _ in range(options.rounds):
         for (*_, adapter), taken, ratio in zip(candidates, times, ratios, strict=True):
-            before = _answered(plain, images)
-            taken.append(_answered(adapter, images))
+            before = time_prediction(plain, images)
+            taken.append(time_prediction(adapter, images))
             ratio.append(taken[-1] / before)
     what = f"{options.model}, {options.images} images of {options.size} pixels"
     print(f"{machine['device']}, torch {machine['torch']}; {what}")
-    print(f"{'method':8}{'estimator':18}{'played back':13}{'ms':>8}  / TeBN's with BatchNorm [quartiles]")
+    print(f"{'method':8}{'estimator':18}{'graph':13}{'ms':>8}  / TeBN's with BatchNorm [quartiles]")
     for (method, estimator, graph, _), taken, ratio in zip(candidates, times, ratios, strict=True):
         low, middle, high = statistics.quantiles(ratio, n=4)
         row = {"method": method, "estimator": estimator, "graph": graph, "ms": 1e3 * statistics.median(taken)}
@@ -75,7 +75,8 @@ def main() -> None:
         options.json.write_text(json.dumps({"facts": machine, "rows": rows}, indent=1) + "\n")
 
 
-def _answered(adapter: Adapter, images: torch.Tensor) -> float:
+def time_prediction(adapter: Adapter, images: torch.Tensor) -> float:
+    """Return the seconds until the predictions of a batch are known."""
     began = time.perf_counter()
     adapter(images).argmax(1).cpu()  # which waits for a GPU
     return time.perf_counter() - began

@@ -1,10 +1,10 @@
-"""What a memory costs when the images change: all corruptions one after the other, and nothing is reset between.
+"""What does a moving average cost when the images change? All corruptions in turn, without a reset between them.
 
     python experiments/shifting_stream.py [--batches 10] [--json shifting-stream-h200.json]
 
-Every corruption lasts for a number of batches of 200. It needs what ``reproduce.py`` needs. The error is the mean over
-everything; of the first batch of each corruption; of the fifth, if there is one; and of the last. The time is that of a
-batch, against the time that TeBN with BatchNorm takes for the same one.
+Every corruption of CIFAR-10-C lasts for a number of batches of 200. Errors are means over all batches, over the first
+batch of each corruption, the fifth if there is one, and the last. The time of a batch is relative to that of TeBN with
+BatchNorm on the same batch. It needs what ``reproduce.py`` needs, and a GPU.
 """
 
 from __future__ import annotations
@@ -45,31 +45,31 @@ def main() -> None:
     parser = cli.Parser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--batches", type=cli.positive_int, nargs="+", default=[10, 50], help="of each corruption")
     parser.add_argument("--size", type=cli.positive_int, default=200, help="images in a batch")
-    parser.add_argument("--root", type=Path, help="where datasets lie")
+    parser.add_argument("--root", type=Path, help="the data folder")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--json", type=Path, metavar="FILE")
     options = parser.parse_args()
     model = resnet26(options.root, cli.choose_device(options.device))
     place = Place(device=options.device)
     with deterministic(place):
-        rows = [row for batches in options.batches for row in measured(model, batches, options)]
+        rows = [row for batches in options.batches for row in measure_errors(model, batches, options)]
         machine = machine_facts(place)
     print(f"{machine['device']}, torch {machine['torch']}; error in per cent, batches of {options.size}")
     print(
         f"{'method':8}{'estimator':18}{'options':34}{'batches':>8}{'all':>8}{'first':>8}{'fifth':>8}{'last':>8}{'time':>8}"
     )
     for row in rows:
-        given = ", ".join(f"{name}={value}" for name, value in row["options"].items())
-        found = [row[part] for part in ("all", "first", "fifth", "last")]
-        errors = "".join(f"{'–':>8}" if error is None else f"{error:8.1f}" for error in found)
-        print(f"{row['method']:8}{row['estimator']:18}{given:34}{row['batches']:8}{errors}{row['time']:8.2f}")
+        changes = ", ".join(f"{name}={value}" for name, value in row["options"].items())
+        columns = [row[part] for part in ("all", "first", "fifth", "last")]
+        errors = "".join(f"{'–':>8}" if error is None else f"{error:8.1f}" for error in columns)
+        print(f"{row['method']:8}{row['estimator']:18}{changes:34}{row['batches']:8}{errors}{row['time']:8.2f}")
     if options.json:
         options.json.write_text(json.dumps({"facts": machine, "rows": rows}, indent=1) + "\n")
 
 
-def measured(model: torch.nn.Module, batches: int, options: argparse.Namespace) -> list[dict[str, Any]]:
-    """The errors of every method over a stream whose corruption changes after so many batches."""
-    adapters = [medbn.adapt(model, method, estimator, **given) for method, estimator, given in STREAMS]
+def measure_errors(model: torch.nn.Module, batches: int, options: argparse.Namespace) -> list[dict[str, Any]]:
+    """Return the errors of every method over a stream whose corruption changes after ``batches`` batches."""
+    adapters = [medbn.adapt(model, method, estimator, **changes) for method, estimator, changes in STREAMS]
     wrong: list[list[list[int]]] = [[] for _ in adapters]
     times: list[list[float]] = [[] for _ in adapters]
     for corruption in corruptions.NAMES:
@@ -81,20 +81,20 @@ def measured(model: torch.nn.Module, batches: int, options: argparse.Namespace) 
             for adapter, counted, taken in zip(adapters, wrong, times, strict=True):
                 began = time.perf_counter()
                 with torch.no_grad():
-                    counted[-1].append(int((adapter(images).argmax(1) != labels).sum()))  # which waits for a GPU
+                    counted[-1].append(int((adapter(images).argmax(1) != labels).sum()))  # waits for a GPU
                 taken.append(time.perf_counter() - began)
     rows = []
     plain = times[[stream[:2] for stream in STREAMS].index(("tebn", "mean"))]
-    for (method, estimator, given), counted, taken in zip(STREAMS, wrong, times, strict=True):
-        errors = averaged(torch.tensor(counted).double().mul(100 / options.size))
+    for (method, estimator, changes), counted, taken in zip(STREAMS, wrong, times, strict=True):
+        errors = average_errors(torch.tensor(counted).double().mul(100 / options.size))
         ratio = statistics.fmean(t / p for t, p in zip(taken, plain, strict=True))
-        row = {"method": method, "estimator": estimator, "options": given, "batches": batches}
+        row = {"method": method, "estimator": estimator, "options": changes, "batches": batches}
         rows.append({**row, **errors, "time": round(ratio, 3)})
     return rows
 
 
-def averaged(table: torch.Tensor) -> dict[str, float | None]:
-    """Errors of corruptions (rows) by batch (columns), averaged; None where there is no fifth batch."""
+def average_errors(table: torch.Tensor) -> dict[str, float | None]:
+    """Return the averages of errors by corruption (rows) and batch (columns); None if there is no fifth batch."""
     parts = {"all": table, "first": table[:, :1], "fifth": table[:, 4:5], "last": table[:, -1:]}
     return {name: round(part.mean().item(), 2) if part.numel() else None for name, part in parts.items()}
 

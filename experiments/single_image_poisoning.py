@@ -1,9 +1,10 @@
-"""What images that come alone do to a memory: black ones between batches of 50, on digits and a CPU, in seconds.
+"""How far can single images move a moving average? Black images between batches of digits, in seconds on a CPU.
 
     python experiments/single_image_poisoning.py
 
-Eight batches of digits in snow, then ten black images, alone or ten in each of ten batches; then the error on 150 more
-digits, none of which adapts. ``past`` weighs images; sEMA, with the same average, weighs calls.
+Eight batches of 50 digits in snow come first. Then come ten black images: one per call, one per padded call, or ten in
+each of ten batches. The error is that on 150 more digits, each batch predicted from the same state. ``past`` weighs
+batches by their images; sEMA, with the same average, weighs every call alike.
 """
 
 from __future__ import annotations
@@ -47,14 +48,14 @@ def main() -> None:
                 mixed = batches[number % 8][0].clone()
                 mixed[-10:] = 0.0
                 among(mixed)
-            counts = [wrong(each, batches[9:12]) for each in (tta, alone, padded, among)]
-            given = f" ({', '.join(f'{name}={value}' for name, value in options.items())})"
+            counts = [count_wrong(each, batches[9:12]) for each in (tta, alone, padded, among)]
+            changes = f" ({', '.join(f'{name}={value}' for name, value in options.items())})"
             columns = zip(counts, (8, 17, 17, 14), strict=True)
-            print(f"{method:8}{estimator:18}" + "".join(f"{count:{width}}" for count, width in columns) + given)
+            print(f"{method:8}{estimator:18}" + "".join(f"{count:{width}}" for count, width in columns) + changes)
 
 
-def wrong(tta: Adapter, batches: list[tuple[torch.Tensor, torch.Tensor]]) -> int:
-    """How many are misread, each batch from the same state."""
+def count_wrong(tta: Adapter, batches: list[tuple[torch.Tensor, torch.Tensor]]) -> int:
+    """Return the number of wrong predictions, each batch from the same state."""
     return sum(int((copy.deepcopy(tta)(images).argmax(1) != labels).sum()) for images, labels in batches)
 
 

@@ -1,4 +1,4 @@
-"""The scripts of ``experiments/`` answer ordinary mistakes as the command line does: with one line and exit code 2."""
+"""The scripts of ``experiments/``: small forms run, and mistakes are one line and exit code 2, as for ``medbn``."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from medbn import estimators
+from medbn import bench, estimators
 
 FOLDER = Path(__file__).parents[1] / "experiments"
 
 
 @pytest.fixture(autouse=True)
 def _alone(tmp_path, monkeypatch):
-    """No data, a folder of their own, and no estimator that outlives the test."""
+    """Run in an empty folder without data, and remove the estimators that a script registers."""
     monkeypatch.setenv("MEDBN_DATA", str(tmp_path / "data"))
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(FOLDER)
@@ -28,7 +28,7 @@ def _alone(tmp_path, monkeypatch):
 
 
 def run(monkeypatch, script: str, *arguments: str) -> object:
-    """What a script exits with."""
+    """Run a script and return its exit code."""
     monkeypatch.setattr(sys, "argv", [script, *arguments])
     with pytest.raises(SystemExit) as stop:
         runpy.run_path(str(FOLDER / script), run_name="__main__")
@@ -74,14 +74,37 @@ def test_help_says_what_there_is(script, parts, monkeypatch, capsys):
         assert part in printed
 
 
+def test_every_experiment_has_a_row_in_the_table_of_questions():
+    table = (FOLDER / "README.md").read_text(encoding="utf-8")
+    files = [path for path in FOLDER.iterdir() if path.suffix in (".py", ".toml") and not path.name.startswith("_")]
+    assert files
+    for path in files:
+        assert f"| `{path.name}` |" in table
+        assert "?" in path.read_text(encoding="utf-8").split("\n")[0], path
+
+
+@pytest.mark.slow
+def test_pieces_of_the_reproduction_are_finished_once_and_sealed(monkeypatch, capsys, tmp_path):
+    options = "priors --smoke --batches 1 --estimators mean image_median --gradients exact --store x.db --seal s.db"
+    for batches in ("4 batches in", "0 batches in"):  # the second time, all are stored
+        assert run(monkeypatch, "reproduce.py", *options.split()) == 0
+        printed = capsys.readouterr().out
+        assert batches in printed
+        assert "all is done" in printed
+    with bench.Store(tmp_path / "s.db") as store:
+        assert len(store.cells()) == 4
+    assert run(monkeypatch, "reproduce.py", "prior") == 2
+    assert "no-attack, instant" in capsys.readouterr().err
+
+
 def test_there_is_no_fifth_of_four_batches():
-    averaged = runpy.run_path(str(FOLDER / "shifting_stream.py"))["averaged"]
+    average_errors = runpy.run_path(str(FOLDER / "shifting_stream.py"))["average_errors"]
     table = torch.arange(12.0).view(2, 6)
-    assert averaged(table) == {"all": 5.5, "first": 3.0, "fifth": 7.0, "last": 8.0}
-    assert averaged(table[:, :4]) == {"all": 4.5, "first": 3.0, "fifth": None, "last": 6.0}
+    assert average_errors(table) == {"all": 5.5, "first": 3.0, "fifth": 7.0, "last": 8.0}
+    assert average_errors(table[:, :4]) == {"all": 4.5, "first": 3.0, "fifth": None, "last": 6.0}
 
 
-def test_serving_times_what_it_serves(monkeypatch, capsys, tmp_path):
+def test_serving_speed_times_every_method(monkeypatch, capsys, tmp_path):
     tiny = "--device cpu --model resnet-small --images 2 --size 16 --rounds 2 --json x.json"
     assert run(monkeypatch, "serving_speed.py", *tiny.split()) == 0
     assert "past    image_median@0.5" in capsys.readouterr().out
@@ -90,7 +113,7 @@ def test_serving_times_what_it_serves(monkeypatch, capsys, tmp_path):
     assert all(row["ratio"] > 0 and len(row["seconds"]) == 2 for row in rows)
 
 
-def test_images_that_come_alone_move_past_as_little_as_others(monkeypatch, capsys):
+def test_single_images_move_past_as_little_as_images_in_batches(monkeypatch, capsys):
     assert run(monkeypatch, "single_image_poisoning.py") == 0
     rows = [line.split() for line in capsys.readouterr().out.splitlines()[2:]]
     for method, _, before, alone, padded, among, *_ in rows:
@@ -98,4 +121,4 @@ def test_images_that_come_alone_move_past_as_little_as_others(monkeypatch, capsy
         if method == "past":
             assert max(moved) <= 5  # of 150; CPUs differ
         else:
-            assert min(moved[:2]) > 20  # which weighs calls
+            assert min(moved[:2]) > 20  # sEMA weighs calls
