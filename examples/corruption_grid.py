@@ -1,6 +1,7 @@
-"""A picture of all fifteen corruptions at all five severities of one image.
+"""Draw what the fifteen corruptions look like at each severity.
 
-python examples/corruption_grid.py PHOTO.jpg --size 32 --out corruptions.png
+python examples/corruption_grid.py                                      # a digit
+python examples/corruption_grid.py --photo flower.jpg --size 32         # a photograph, scaled to 32 × 32 pixels
 """
 
 from __future__ import annotations
@@ -11,33 +12,40 @@ import numpy as np
 import torch
 from PIL import Image, ImageDraw, ImageFont
 
+from medbn import data
 from medbn.data import corruptions
-from medbn.data.image_folder import decoded
+
+GAP, CAPTION = 4, 22  # pixels
 
 
-def main() -> None:
-    """Draw and save."""
+def main(arguments: list[str] | None = None) -> None:
+    """Write a picture of one image under all corruptions at all severities."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("photo")
-    parser.add_argument("--size", type=int, default=32, help="of the image that is corrupted, in pixels")
-    parser.add_argument("--cell", type=int, default=96, help="of each picture in the grid, in pixels")
-    parser.add_argument("--frost", default=None, help="a folder of photographs, or 'synthetic'")
+    parser.add_argument("--photo", help="an image file; by default a digit")
+    parser.add_argument("--size", type=int, default=32, help="pixels of the photograph that is corrupted")
+    parser.add_argument("--cell", type=int, default=96, help="pixels of each image in the picture")
+    parser.add_argument("--frost", default="synthetic", help="a folder of photographs of frost, or 'synthetic'")
     parser.add_argument("--out", default="corruptions.png")
-    options = parser.parse_args()
+    options = parser.parse_args(arguments)
 
-    image = torch.from_numpy(decoded(options.photo, options.size, options.size).copy()).permute(2, 0, 1)[None]
-    cell, gap, head = options.cell, 4, 22
-    columns, rows = 3, 5  # groups of a clean picture and five severities
-    group = 5 * (cell + gap) + 12
-    sheet = Image.new("RGB", (columns * group, rows * (cell + gap + head)), "white")
+    if options.photo:
+        pixels = data.read_image(options.photo, options.size, options.size)
+        image = torch.from_numpy(pixels.copy()).permute(2, 0, 1)[None]
+    else:
+        image = data.load("digits").read([0])
+    cell, rows = options.cell, 5
+    columns = -(-len(corruptions.NAMES) // rows)
+    width, height = 5 * (cell + GAP) + 12, cell + GAP + CAPTION  # of five severities of one corruption
+    sheet = Image.new("RGB", (columns * width, rows * height), "white")
     draw, font = ImageDraw.Draw(sheet), ImageFont.load_default(14)
     for number, name in enumerate(corruptions.NAMES):
-        left, top = (number // rows) * group, (number % rows) * (cell + gap + head)
+        left, top = (number // rows) * width, (number % rows) * height
         draw.text((left, top + 3), name.replace("_", " "), "black", font)
         for severity in corruptions.SEVERITIES:
-            result = corruptions.corrupt(image, name, severity, frost=options.frost)[0].permute(1, 2, 0).numpy()
-            picture = Image.fromarray(np.ascontiguousarray(result)).resize((cell, cell), Image.Resampling.NEAREST)
-            sheet.paste(picture, (left + (severity - 1) * (cell + gap), top + head))
+            result = corruptions.corrupt(image, name, severity, frost=options.frost)[0]
+            pixels = np.ascontiguousarray(result.expand(3, -1, -1).permute(1, 2, 0).numpy())
+            picture = Image.fromarray(pixels).resize((cell, cell), Image.Resampling.NEAREST)
+            sheet.paste(picture, (left + (severity - 1) * (cell + GAP), top + CAPTION))
     sheet.save(options.out, optimize=True)
     print(f"{options.out}: {sheet.width} × {sheet.height} px")
 

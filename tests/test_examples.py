@@ -1,0 +1,53 @@
+"""The examples run in seconds and show what they say."""
+
+from __future__ import annotations
+
+import re
+import runpy
+from pathlib import Path
+
+import pytest
+
+FOLDER = Path(__file__).parents[1] / "examples"
+
+
+def run(name: str, *arguments: str) -> None:
+    runpy.run_path(str(FOLDER / f"{name}.py"))["main"](list(arguments))
+
+
+def errors(line: str) -> list[float]:
+    return [float(number) for number in re.findall(r"\d+\.\d+", line)]
+
+
+def test_batch_statistics_remove_most_of_the_error_of_contrast(capsys):
+    run("corruption_errors", "--corruptions", "contrast", "frost", "--device", "cpu")
+    titles, contrast, frost, average = capsys.readouterr().out.splitlines()
+    assert titles.split() == ["Source", "TeBN", "MedBN", "image_median"]
+    source, *adapted = errors(contrast)
+    assert max(adapted) < source / 2
+    pairs = zip(errors(contrast), errors(frost), strict=True)
+    assert errors(average) == pytest.approx([sum(pair) / 2 for pair in pairs], abs=0.01)
+
+
+def test_the_grid_has_fifteen_rows_of_five_images(tmp_path):
+    image = pytest.importorskip("PIL.Image")
+    run("corruption_grid", "--cell", "16", "--out", str(tmp_path / "digit.png"))
+    digit = image.open(tmp_path / "digit.png")
+    assert digit.size == (3 * (5 * (16 + 4) + 12), 5 * (16 + 4 + 22))
+    run("corruption_grid", "--cell", "16", "--photo", str(tmp_path / "digit.png"), "--out", str(tmp_path / "photo.png"))
+    photo = image.open(tmp_path / "photo.png")
+    assert photo.size == digit.size
+    assert photo.tobytes() != digit.tobytes()
+
+
+def test_images_of_ones_own_are_corrupted_and_adapted_to(capsys):
+    pytest.importorskip("PIL.Image")
+    run("own_images")
+    count, source, *adapted = capsys.readouterr().out.splitlines()
+    assert count == "100 images of 10 classes"
+    assert all(errors(line)[0] < errors(source)[0] for line in adapted)
+
+
+def test_every_example_is_run_by_a_test():
+    tested = {"corruption_errors", "corruption_grid", "own_images"} | {"own_method"}  # tests/methods/test_own_method.py
+    assert {file.stem for file in FOLDER.glob("*.py")} == tested
