@@ -1,6 +1,7 @@
 """What a user meets before writing any code: the import, the documented examples."""
 
 import doctest
+import gc
 import importlib
 import pkgutil
 import re
@@ -11,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import medbn
-from medbn.methods import _catalogue
+from medbn._registry import Registry
 
 # All but the library of the C kernels, which lies there and is no module.
 MODULES = [m.name for m in pkgutil.walk_packages(medbn.__path__, "medbn.") if not m.name.endswith("._kernels")]
@@ -27,7 +28,7 @@ def test_importing_medbn_loads_torch_and_numpy_alone():
 import sys, torch, numpy
 before = set(sys.modules)
 import medbn
-from medbn.methods import _catalogue
+from medbn._registry import Registry
 added = {name.partition(".")[0] for name in set(sys.modules) - before}
 print(sorted(added - {"medbn", "torch", "numpy"} - set(sys.stdlib_module_names)))
 """
@@ -52,8 +53,8 @@ def test_documented_examples_hold(module):
 )
 def test_code_in_documents_runs(document, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
-    for registry in (medbn.estimators._registry, _catalogue._registry):  # what the document registers is removed again
-        monkeypatch.setattr(registry, "_values", dict(registry._values))
+    for registry in [thing for thing in gc.get_objects() if type(thing) is Registry]:
+        monkeypatch.setattr(registry, "_values", dict(registry._values))  # what the document registers is removed again
     text = (ROOT / document).read_text(encoding="utf-8")
     blocks = re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL)
     assert blocks
