@@ -2,11 +2,12 @@
 
     python experiments/cuda_graph_attack.py [--tf32 on,off] [--cudnn-benchmark off,on] [--profile median] [--json FILE]
 
-One attacked batch is 200 images of 32×32, 40 of them malicious, 100 steps of the targeted attack on ResNet-26. Every
-option that takes a list is an axis, and all combinations take turns in one process, so that whatever else the machine
-does hits all of them. Weights are random unless a file is given: they do not change what a step costs. Everything runs
-under the bench's deterministic settings unless ``--deterministic off`` says otherwise. What a recording costs once per
-adapter stands in a column of its own. Throughput is relative to the paper authors' code on one H200: 5.8 s a batch.
+Times the attack on one batch: 200 images of 32×32, 40 of them malicious, 100 steps of the targeted attack on ResNet-26.
+Takes about a minute on a GPU (``--budget``). Every option that takes a list is an axis. All combinations take turns in
+one process, so that other load on the machine affects all alike. Weights are random unless a file is given: they do not
+change the time of a step. The bench's deterministic settings are on unless ``--deterministic off`` is given. The column
+"first" has the cost of the capture, once per adapter. The column "× authors" compares with the paper authors' code on
+one H200: 5.8 s a batch.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from medbn.attacks import DIA, Targeted
 from medbn.bench import Place, deterministic
 
 AUTHORS = {"sotta": 10.0}
-"""Seconds per attacked batch of the authors' code on an H200; 5.8 for the rest."""
+"""Seconds per attacked batch of the authors' code on an H200, where it is not 5.8."""
 FORMATS = {"nchw": torch.contiguous_format, "channels_last": torch.channels_last}
 AXES = {
     "loop": ("plain", "graph"),
@@ -52,13 +53,13 @@ DEFAULTS = {
 
 
 def main() -> None:
-    options = parsed()
+    options = parse_options()
     device = torch.device(options.device)
     axes = {name: getattr(options, name).split(",") for name in AXES}
     for name, values in axes.items():
-        wrong = [value for value in values if value not in AXES[name]]
-        if wrong:
-            raise ValueError(f"--{name.replace('_', '-')} takes {', '.join(AXES[name])}, not {wrong[0]}.")
+        for value in values:
+            if value not in AXES[name]:
+                raise ValueError(f"--{name.replace('_', '-')} takes {', '.join(AXES[name])}, not {value}.")
     if device.type != "cuda":
         axes |= {"loop": ["plain"], "tf32": ["off"], "cudnn_benchmark": ["off"]}
     if options.profile:
@@ -69,16 +70,16 @@ def main() -> None:
         f"{options.model}, {options.images} images of {options.size}×{options.size}, {options.malicious} malicious,"
         f" {options.steps} steps, targeted; {name}, torch {torch.__version__}"
     )
-    began = time.perf_counter()
+    start = time.perf_counter()
     candidates = [
         Candidate(dict(zip(axes, values, strict=True)), options) for values in itertools.product(*axes.values())
     ]
     if options.profile:
         profile(candidates[0], options)
         return
-    for turn in range(options.rounds):
-        for candidate in candidates if turn % 2 == 0 else reversed(candidates):
-            if turn and time.perf_counter() - began > options.budget:
+    for round in range(options.rounds):
+        for candidate in candidates if round % 2 == 0 else reversed(candidates):
+            if round and time.perf_counter() - start > options.budget:
                 break
             candidate.measure()
     show(candidates, [axis for axis in AXES if len(axes[axis]) > 1 or axis in DEFAULTS])
@@ -89,7 +90,7 @@ def main() -> None:
         options.json.write_text(json.dumps(record | {"rows": [c.row() for c in candidates]}, indent=1) + "\n")
 
 
-def parsed() -> Any:
+def parse_options() -> Any:
     parser = cli.Parser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--model", default="resnet26")
@@ -98,10 +99,10 @@ def parsed() -> Any:
     parser.add_argument("--size", type=int, default=32, help="of an image, in pixels (default: 32)")
     parser.add_argument("--malicious", type=int, default=40)
     parser.add_argument("--steps", type=int, default=100)
-    parser.add_argument("--rounds", type=int, default=5, help="turns that every candidate takes at most (default: 5)")
-    parser.add_argument("--budget", type=float, default=60.0, help="seconds after which no further turn is begun")
-    parser.add_argument("--profile", metavar="ESTIMATOR", help="show where the time of one step goes instead")
-    parser.add_argument("--json", type=Path, help="also write every time to this file")
+    parser.add_argument("--rounds", type=int, default=5, help="the most measurements of a combination (default: 5)")
+    parser.add_argument("--budget", type=float, default=60.0, help="seconds after which no further round starts")
+    parser.add_argument("--profile", metavar="ESTIMATOR", help="show instead which kernels take the time of a step")
+    parser.add_argument("--json", type=Path, help="also write every measurement to this file")
     for name, values in AXES.items():
         default = DEFAULTS.get(name, values[0])
         parser.add_argument(
@@ -111,7 +112,7 @@ def parsed() -> Any:
 
 
 class Candidate:
-    """One combination: an adapter that has adapted a little, a batch, an attack, and the settings to run it under."""
+    """One combination of the axes: an adapter that has adapted once, a batch, an attack, settings of torch."""
 
     def __init__(self, choice: dict[str, str], options: Any) -> None:
         self.choice, self.options, self.seconds = choice, options, list[float]()
@@ -131,9 +132,9 @@ class Candidate:
         with self.settings():
             self.adapter = medbn.adapt(model, choice["method"], choice["estimator"], inplace=True, **extra)
             self.adapter(batches[0])
-            began = self.clock()
-            self.run(1)  # compiles kernels, and records
-            self.first = self.clock() - began
+            start = self.clock()
+            self.run(1)  # compiles kernels, and captures
+            self.first = self.clock() - start
 
     def run(self, steps: int | None = None) -> None:
         """Attack the batch once."""
@@ -143,19 +144,19 @@ class Candidate:
     def measure(self) -> None:
         """Time one attacked batch."""
         with self.settings():
-            began = self.clock()
+            start = self.clock()
             self.run()
-            self.seconds.append(self.clock() - began)
+            self.seconds.append(self.clock() - start)
 
     def clock(self) -> float:
-        """Now, once the device is done."""
+        """Return the time once the device has finished."""
         if self.device.type == "cuda":
             torch.cuda.synchronize()
         return time.perf_counter()
 
     @contextmanager
     def settings(self) -> Iterator[None]:
-        """What this combination asks of torch."""
+        """Apply this combination's settings of torch."""
         on = {name: value == "on" for name, value in self.choice.items()}
         exact = deterministic(Place(device=self.options.device)) if on["deterministic"] else nullcontext()
         before = torch.backends.cudnn.benchmark
@@ -169,7 +170,7 @@ class Candidate:
                 torch.backends.cudnn.benchmark = before
 
     def row(self) -> dict[str, Any]:
-        """For the record."""
+        """Return the measurements as plain values."""
         return {**self.choice, "seconds": self.seconds, "first_s": self.first}
 
 
@@ -192,24 +193,24 @@ def show(candidates: list[Candidate], axes: list[str]) -> None:
 
 
 def profile(candidate: Candidate, options: Any) -> None:
-    """The kernels (on a CPU, the operators) that a step spends its time in."""
+    """Print which kernels (on a CPU, operators) take the time of a step."""
     from torch.profiler import ProfilerActivity
     from torch.profiler import profile as profiler
 
     steps, cuda = min(10, options.steps), candidate.device.type == "cuda"
     kinds = [ProfilerActivity.CPU] + ([ProfilerActivity.CUDA] if cuda else [])
-    with candidate.settings(), profiler(activities=kinds) as found:
+    with candidate.settings(), profiler(activities=kinds) as profiled:
         candidate.run(steps)
         candidate.clock()
     measure = "self_device_time_total" if cuda else "self_cpu_time_total"
-    rows = [(getattr(e, measure), e.count, e.key) for e in found.key_averages()]
+    rows = [(getattr(e, measure), e.count, e.key) for e in profiled.key_averages()]
     rows = sorted((row for row in rows if row[0] > 0), reverse=True)
     total = sum(time for time, _, _ in rows)
     print(", ".join(f"{k}={v}" for k, v in candidate.choice.items()))
     print(
         f"{total / steps / 1e3:.3f} ms a step in {sum(row[1] for row in rows) / steps:.0f} launches, over {steps} steps"
     )
-    print(f"{'µs a step':>10} {'share':>6} {'launches':>9}  what")
+    print(f"{'µs a step':>10} {'share':>6} {'launches':>9}  kernel")
     for spent, count, name in rows[:25]:
         print(f"{spent / steps:10.1f} {spent / total:6.1%} {count / steps:9.1f}  {name[:110]}")
 

@@ -155,8 +155,8 @@ def test_stopping_early_returns_the_images_that_succeeded(captured):
 
 
 @dataclass(frozen=True)
-class Momentumless(DIA):
-    """A variant with an option of its own."""
+class Sparse(DIA):
+    """A variant with an option of its own: it moves only pixels with a large gradient."""
 
     scale: float = 1.0
 
@@ -182,7 +182,7 @@ def test_what_a_step_depends_on_has_a_graph_of_its_own_and_data_has_not(model, s
             {"alignment": 1.0},
         )
     ]
-    variants += [Momentumless(steps=1, graph=True, scale=scale) for scale in (1.0, 2.0)]
+    variants += [Sparse(steps=1, graph=True, scale=scale) for scale in (1.0, 2.0)]
     for number, attack in enumerate(variants, start=2):
         attack(tta, *stream[0], MALICIOUS)
         assert len(captured) == number, attack

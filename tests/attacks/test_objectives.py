@@ -1,4 +1,5 @@
 import math
+from dataclasses import dataclass
 
 import pytest
 import torch
@@ -60,17 +61,17 @@ def test_segmentation_objectives():
     assert whole.value(logits, labels, benign).item() == pytest.approx(losses.clamp(max=2.0).sum().item(), rel=1e-5)
     wrong = (logits.argmax(1) != labels)[:2]
     assert whole.harm(logits, labels, benign).item() == pytest.approx((wrong.sum().item() - 1) / 19, rel=1e-5)
-    with pytest.raises(ValueError, match=r"pixel \(2, 0\) is outside of labels of 2 × 5"):
+    with pytest.raises(ValueError, match=r"\(2, 0\).*2 × 5"):
         TargetedPixel(0, (2, 0)).check(labels, benign)
-    with pytest.raises(ValueError, match=r"has the label 255, which does not count"):
+    with pytest.raises(ValueError, match="255"):
         TargetedPixel(0, (0, 0)).check(labels, benign)
-    with pytest.raises(ValueError, match=r"is of class 3 already"):
+    with pytest.raises(ValueError, match="class 3"):
         TargetedPixel(0, (1, 1), target_class=3).check(labels, benign)
     other = labels.clone()
     other[labels == 255] = 7
     custom = IndiscriminateSegmentation(clamp=2.0, ignore=7)
     assert custom.value(logits, other, benign).item() == pytest.approx(whole.value(logits, labels, benign).item())
-    with pytest.raises(ValueError, match=r"logits \(3, 4, 2, 5\) do not fit labels \(3,\)"):
+    with pytest.raises(ValueError, match=r"\(3, 4, 2, 5\).*\(3,\)"):
         Indiscriminate().value(logits, labels[:, 0, 0], benign)
 
 
@@ -92,9 +93,22 @@ def test_segmentation_models_are_attacked(objective, method, estimator, dense_mo
     assert sum(values[-5:]) > sum(values[:5])
 
 
-def test_what_is_available():
-    for name in medbn.attacks.available():
-        attack = medbn.attacks.get(name, Indiscriminate(), steps=1)
-        assert attack.objective == Indiscriminate()
-    with pytest.raises(ValueError, match=r"unknown attack 'dai'.*Did you mean 'dia'"):
-        medbn.attacks.get("dai")
+def test_an_objective_of_a_user_counts_its_hits(model, stream):
+    @medbn.attacks.objectives.register("least_likely")
+    @dataclass(frozen=True)
+    class LeastLikely(Targeted):
+        label = "least likely class"
+
+        def target(self, logits, labels):
+            return logits[self.index].detach().argmin()
+
+    try:
+        kind = medbn.attacks.objectives.get("least_likely")
+        assert (kind.name, kind.label, kind.targeted, kind.dense) == ("least_likely", "least likely class", True, False)
+        attack = DIA(kind(), steps=2)
+        summary = medbn.attacks.Summary.of(medbn.attacks.instant(make(model, "tebn"), stream, attack, slice(7, 10)))
+        assert summary.targets == len(stream)
+    finally:
+        medbn.attacks.objectives.unregister("least_likely")
+    assert "least_likely" not in medbn.attacks.objectives.available()
+    assert (Targeted.name, Targeted.label) == ("targeted", "targeted")

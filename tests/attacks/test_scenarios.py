@@ -38,6 +38,28 @@ def test_cumulative_poison_stays(method, model, stream):
         assert_same(state(tta), state(poisoned_twin))
 
 
+def test_a_scenario_of_a_user_is_run_like_the_others(model, stream):
+    @medbn.attacks.scenarios.register("once")
+    class Once(medbn.attacks.Cumulative):
+        """Attack the first batch only."""
+
+        def step(self, images, labels):
+            poisoned = super().step(images, labels)
+            self.malicious, self.attack = slice(9, 10), DIA(self.attack.objective, steps=0, start="clean")
+            return poisoned
+
+    try:
+        assert medbn.attacks.scenarios.available() == ["cumulative", "instant", "once"]
+        kind = medbn.attacks.scenarios.get("once")
+        assert (kind.name, kind.label) == ("once", "once")
+        first, *others = kind(make(model, "sema"), quick(), MALICIOUS).run(stream)
+        assert not torch.equal(first.poisoned, stream[0][0])
+        assert all(torch.equal(o.poisoned, images) for o, (images, _) in zip(others, stream[1:], strict=True))
+        assert not any(torch.equal(o.attacked, o.clean) for o in others)  # the poison has stayed
+    finally:
+        medbn.attacks.scenarios.unregister("once")
+
+
 # --- metrics ---------------------------------------------------------------------------------------------------------
 
 

@@ -10,6 +10,7 @@ from .base import Attack, Malicious
 from .dia import DIA, PoisonedBatch
 from .ensemble import Ensemble, worst_case
 from .objectives import Indiscriminate, IndiscriminateSegmentation, Objective, Targeted, TargetedPixel
+from .projections import project
 from .ready_made import available, get, register, unregister
 from .scenarios import Cumulative, Instant, Outcome, Scenario, cumulative, instant
 from .summary import Summary, mean_iou
@@ -36,6 +37,7 @@ __all__ = [
     "instant",
     "mean_iou",
     "objectives",
+    "project",
     "register",
     "scenarios",
     "unregister",

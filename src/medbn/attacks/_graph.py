@@ -45,13 +45,13 @@ class EagerSteps:
 class ReplayedSteps:
     """Steps that a CUDA graph replays, with the same interface as ``EagerSteps``."""
 
-    def __init__(self, graph: _StepGraph, malicious: int) -> None:
-        self._graph, self._malicious = graph, malicious
+    def __init__(self, graph: _StepGraph) -> None:
+        self._graph = graph
 
     @property
     def malicious(self) -> Tensor:
         """Return a copy of the malicious images after the last step."""
-        static: Tensor = self._graph.inputs[self._malicious]
+        static: Tensor = self._graph.inputs[0]
         return static.clone()
 
     def take(self) -> tuple[Tensor, Tensor]:
@@ -92,12 +92,11 @@ def _replay_steps(
         raise ObstacleError(f"{type(attack.objective).__name__} is no frozen dataclass, so it may change unnoticed.")
     if not isinstance(surrogate, Surrogate):
         raise ObstacleError(f"{type(adapter).__name__} has a surrogate of its own, whose state is not known.")
-    inputs, structure = tree_flatten((batch, malicious, surrogate.tensors))
-    place = next(i for i, value in enumerate(inputs) if value is malicious)
+    inputs, structure = tree_flatten((malicious, batch, surrogate.tensors))
 
     def step(static: list[Any]) -> tuple[Tensor, Tensor]:
-        batch, malicious, state = tree_unflatten(static, structure)
-        moved, value, logits = attack.step(adapter, surrogate.with_tensors(state), batch, malicious)
+        malicious, batch, tensors = tree_unflatten(static, structure)
+        moved, value, logits = attack.step(adapter, surrogate.with_tensors(tensors), batch, malicious)
         malicious.copy_(moved)
         return value, logits
 
@@ -106,10 +105,14 @@ def _replay_steps(
 
     cache = _caches.setdefault(adapter, GraphCache())
     key = (attack.step_key(), adapter.surrogate_key(surrogate.state, len(batch.images)), str(structure))
+    try:
+        hash(key)
+    except TypeError as error:
+        raise ObstacleError(f"an option of the attack cannot be hashed: {error}.") from error
     graph = cache.get(adapter.model, key, inputs, capture_step)
     assert graph is not None
     graph.load(inputs)
-    return ReplayedSteps(graph, place)
+    return ReplayedSteps(graph)
 
 
 def _is_frozen(objective: object) -> bool:

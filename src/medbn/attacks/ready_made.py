@@ -52,7 +52,18 @@ def get(name: str, objective: Objective | None = None, **options: Any) -> Attack
 
 
 def register(name: str, *, replace: bool = False) -> Callable[[Factory], Factory]:
-    """Return a decorator that registers an attack: a subclass of ``DIA``, or a function of an objective and options."""
+    """Return a decorator that registers an attack: a subclass of ``DIA``, or a function of an objective and options.
+
+    >>> from medbn.attacks import project
+    >>> @register("unsigned")
+    ... class Unsigned(DIA):
+    ...     def ascend(self, malicious, gradient, clean):
+    ...         step = self.step_size * gradient / gradient.abs().amax().clamp(min=1e-12)
+    ...         return project(malicious + step, clean, self.epsilon)
+    >>> type(get("unsigned", steps=20)).__name__
+    'Unsigned'
+    >>> unregister("unsigned")
+    """
     return _registry.register(name, replace=replace)
 
 

@@ -1,0 +1,47 @@
+"""What an attack maximises: eq. 5-6 of the MedBN paper, and section 7.3 for dense outputs.
+
+An objective reads the logits of a whole batch, its labels, and a mask of the benign images. Malicious images never
+count.
+
+===============================  ===================================================================  ==========
+``Targeted``                     make the model predict another class for one image                   eq. 5
+``Indiscriminate``               raise the error on all benign images                                 eq. 6
+``TargetedPixel``                make the model predict another class for one pixel                   section 7.3
+``IndiscriminateSegmentation``   raise the error on all pixels of the benign images                   section 7.3
+===============================  ===================================================================  ==========
+
+An objective of your own is a frozen dataclass with a ``value`` to maximise and the ``harm`` that it does. Registered,
+it has a name for recipes of the bench and a label in reports:
+
+>>> from dataclasses import dataclass
+>>> import torch
+>>> @register("confused")
+... @dataclass(frozen=True)
+... class Confused(Objective):
+...     harm_label = "share without a confident prediction"
+...
+...     def value(self, logits, labels, benign):
+...         return -torch.where(benign, logits.softmax(1).square().sum(1), 0.0).sum()
+...
+...     def harm(self, logits, labels, benign):
+...         return (logits[benign].softmax(1).max(1).values < 0.5).float().mean()
+>>> Confused.name, Confused.label, Confused.targeted
+('confused', 'confused', False)
+>>> unregister("confused")
+"""
+
+from .base import Objective, available, get, register, unregister
+from .image import Indiscriminate, Targeted
+from .pixel import IndiscriminateSegmentation, TargetedPixel
+
+__all__ = [
+    "Indiscriminate",
+    "IndiscriminateSegmentation",
+    "Objective",
+    "Targeted",
+    "TargetedPixel",
+    "available",
+    "get",
+    "register",
+    "unregister",
+]

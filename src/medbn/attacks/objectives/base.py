@@ -1,0 +1,77 @@
+"""The base class of objectives, and their registry."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import ClassVar, TypeVar
+
+from torch import Tensor
+
+from ..._registry import Registry
+
+Class = TypeVar("Class", bound="type[Objective]")
+
+
+class Objective(ABC):
+    """What an attack maximises. A subclass is a frozen dataclass of options that defines ``value`` and ``harm``."""
+
+    name: ClassVar[str] = ""
+    """The name that it is registered under."""
+    label: ClassVar[str] = ""
+    """What a report calls the attack; the name if a subclass does not set one."""
+    harm_label: ClassVar[str] = "error under attack"
+    """What a report calls the average of ``harm``."""
+    targeted: ClassVar[bool] = False
+    """True where ``harm`` is 0 or 1, so that hits are counted; False where it is a share of wrong predictions."""
+    dense: ClassVar[bool] = False
+    """True where labels are ``(B, H, W)`` and logits ``(B, classes, H, W)``."""
+    ignore: int | None = None
+    """The label of pixels that do not count, where outputs are dense."""
+
+    def check(self, labels: Tensor, benign: Tensor) -> None:  # noqa: B027 - an objective may accept every batch
+        """Raise a ValueError for a batch on which this objective makes no sense."""
+
+    @abstractmethod
+    def value(self, logits: Tensor, labels: Tensor, benign: Tensor) -> Tensor:
+        """Return the number to maximise, differentiable in the logits."""
+
+    @abstractmethod
+    def harm(self, logits: Tensor, labels: Tensor, benign: Tensor) -> Tensor:
+        """Return the damage done, between 0 and 1: success of the attack, or the share of wrong predictions."""
+
+
+_registry: Registry[type[Objective]] = Registry("objective")
+
+
+def available() -> list[str]:
+    """Return the names of all objectives.
+
+    >>> available()
+    ['indiscriminate', 'indiscriminate_segmentation', 'targeted', 'targeted_pixel']
+    """
+    return sorted(_registry.available())
+
+
+def get(name: str) -> type[Objective]:
+    """Return the class of that name.
+
+    >>> get("targeted")(index=3)
+    Targeted(index=3, target_class=None)
+    """
+    return _registry.get(name)
+
+
+def register(name: str, *, replace: bool = False) -> Callable[[Class], Class]:
+    """Return a decorator that registers an objective's class under a name.
+
+    Args:
+        name: what recipes call it. The bench calls the class without arguments: give all options defaults.
+        replace: overwrite a name that exists already.
+    """
+    return _registry.register_class(name, replace=replace)
+
+
+def unregister(name: str) -> None:
+    """Remove a name."""
+    _registry.unregister(name)
