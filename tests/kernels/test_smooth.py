@@ -1,4 +1,4 @@
-"""Smooth gradients on the fast paths, against the generic path and against autograd in float64."""
+"""Smooth gradients of kernels, compared with the reference functions and with autograd in float64."""
 
 from __future__ import annotations
 
@@ -17,22 +17,32 @@ FAST = [
 ]
 each_fast = pytest.mark.parametrize(("device", "kind"), FAST)
 each_kind = pytest.mark.parametrize("kind", triton.KERNELS)
-SHAPES = [(8, 5, 7, 7), (33, 16, 4, 4), (5, 3), (6, 4, 9), (1, 2, 3, 3), (4, 3, 2, 3, 2), (2, 1, 1, 1), (40, 17, 5, 5)]
+CASES = [  # shape, temperature
+    ((8, 5, 7, 7), 0.05),
+    ((8, 5, 7, 7), 3.0),
+    ((33, 16, 4, 4), 0.5),
+    ((5, 3), 0.5),
+    ((6, 4, 9), 0.05),
+    ((1, 2, 3, 3), 3.0),
+    ((4, 3, 2, 3, 2), 0.5),
+    ((2, 1, 1, 1), 0.5),
+    ((40, 17, 5, 5), 0.5),
+]
 
 
 def make(shape, device="cpu", seed=0):
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(device)
 
 
-def gradients(x, kind, share=1.0, held=None, affine=True, temperature=0.5):
-    """Output and gradients of a layer through the smooth stand-in."""
+def compute_gradients(x, kind, batch_weight=1.0, running=None, affine=True, temperature=0.5):
+    """Return the output of a layer and its smooth gradients."""
     channels = x.shape[1]
     layer = medbn.RobustBatchNorm(channels, affine=affine, estimator=kind, device=x.device, dtype=x.dtype).eval()
     if affine:
         layer.weight, layer.bias = (torch.nn.Parameter(make(channels, x.device, s).to(x.dtype)) for s in (2, 3))
-    if held is not None:
-        layer.running_mean, layer.running_var = (h.to(x.device, x.dtype) for h in held)
-        layer.policy = medbn.policies.interpolate(prior=1 - share)
+    if running is not None:
+        layer.running_mean, layer.running_var = (s.to(x.device, x.dtype) for s in running)
+        layer.policy = medbn.policies.interpolate(prior=1 - batch_weight)
     leaf = x.detach().clone().requires_grad_()
     with medbn.backward_through(layer, medbn.gradients.get("smooth", temperature)):
         y = layer(leaf)
@@ -42,17 +52,17 @@ def gradients(x, kind, share=1.0, held=None, affine=True, temperature=0.5):
 
 @pytest.fixture
 def compare(monkeypatch):
-    """The fast path's output and gradients, after a comparison with the others."""
+    """Return a kernel's output and gradients, after comparing them with the reference functions."""
 
     def run(x, kind, *, wide=True, **options):
         calls = []
         monkeypatch.setattr(smooth, "backward", lambda *a, real=smooth.backward: calls.append(1) or real(*a))
-        fast = gradients(x, kind, **options)
+        fast = compute_gradients(x, kind, **options)
         assert calls
         monkeypatch.undo()
         monkeypatch.setenv("MEDBN_KERNELS", "reference")
         for other in (x, x.double()) if wide else (x,):
-            for one, two in zip(fast, gradients(other, kind, **options), strict=True):
+            for one, two in zip(fast, compute_gradients(other, kind, **options), strict=True):
                 scale = max(1.0, two.nan_to_num().abs().max().item())
                 torch.testing.assert_close(one.double(), two.double(), rtol=1e-3, atol=1e-5 * scale, equal_nan=True)
         monkeypatch.undo()
@@ -62,44 +72,40 @@ def compare(monkeypatch):
 
 
 @each_fast
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
-@pytest.mark.parametrize("temperature", [0.05, 0.5, 3.0])
+@pytest.mark.parametrize(("shape", "temperature"), CASES, ids=str)
 def test_gradients_are_those_of_the_formula(device, kind, shape, temperature, compare):
     compare(make(shape, device), kind, temperature=temperature)
 
 
 @each_fast
-@pytest.mark.parametrize("last", [False, True])
-@pytest.mark.parametrize("affine", [False, True])
+@pytest.mark.parametrize(("last", "affine"), [(False, False), (True, True)])
 def test_memory_formats_and_mixtures(device, kind, last, affine, compare):
     layout = torch.channels_last if last else torch.contiguous_format
     x = make((12, 6, 5, 5), device).contiguous(memory_format=layout)
-    held = make((6,), seed=4), make((6,), seed=5).abs() + 0.5
-    _, dx, *_ = compare(x, kind, share=0.3, held=held, affine=affine)
+    running = make((6,), seed=4), make((6,), seed=5).abs() + 0.5
+    _, dx, *_ = compare(x, kind, batch_weight=0.3, running=running, affine=affine)
     assert dx.stride() == x.stride()
 
 
 @each_fast
-@pytest.mark.parametrize("kept", [8, 1, 0])
-@pytest.mark.parametrize("held", [False, True])
-def test_images_that_are_not_finite_take_no_part(device, kind, kept, held, compare):
+@pytest.mark.parametrize(("finite", "mixed"), [(8, True), (1, False), (0, True), (0, False)])
+def test_images_that_are_not_finite_are_isolated(device, kind, finite, mixed, compare):
     x = make((10, 4, 6, 6), device)
-    x[kept:, 2, 1, 1] = float("nan")
+    x[finite:, 2, 1, 1] = float("nan")
     x[9, 0, 0, 0] = float("inf")
-    statistics = (make((4,), seed=4), make((4,), seed=5).abs() + 0.5) if held else None
-    y, dx, *_ = compare(x, kind, share=0.3 if held else 1.0, held=statistics)
-    assert y[kept:].isnan().all()
-    assert (dx[kept:] == 0).all()
+    running = (make((4,), seed=4), make((4,), seed=5).abs() + 0.5) if mixed else None
+    y, dx, *_ = compare(x, kind, batch_weight=0.3 if mixed else 1.0, running=running)
+    assert y[finite:].isnan().all()
+    assert (dx[finite:] == 0).all()
     assert dx.isfinite().all()
-    assert bool(dx[:kept].any()) == (kept > 0)
+    assert bool(dx[:finite].any()) == (finite > 0)
 
 
 @each_fast
-@pytest.mark.parametrize("huge", [1e10, 1e30])
-def test_huge_values_make_no_nan(device, kind, huge, compare):
-    """In float64 their squares are finite, which is another gradient."""
+def test_huge_values_make_no_nan(device, kind, compare):
+    """Compared in float32 only: in float64 their squares are finite, which gives another gradient."""
     x = make((9, 3, 5, 4), device)
-    x[1, :, ::2] = huge
+    x[1, :, ::2] = 1e30
     assert compare(x, kind, wide=False)[1].isfinite().all()
 
 
@@ -115,7 +121,7 @@ def test_ties(device, kind, compare):
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_half_precision(kind, dtype):
     x = make((16, 8, 9, 9), "cuda").to(dtype)
-    results = [gradients(t, kind)[:2] for t in (x, x.double())]
+    results = [compute_gradients(t, kind)[:2] for t in (x, x.double())]
     assert results[0][1].dtype == dtype
     close = {torch.float16: 5e-3, torch.bfloat16: 3e-2}[dtype]
     torch.testing.assert_close(results[0][1].double(), results[1][1], rtol=close, atol=close)
@@ -125,11 +131,11 @@ def test_half_precision(kind, dtype):
 def test_values_are_the_estimator_s_and_weights_sum_to_one(kind):
     x = make((7, 3, 5, 4)).double().requires_grad_()
     estimator = medbn.estimators.get(kind)
-    stand_in = medbn.gradients.smooth(estimator, 0.5)
-    assert stand_in == medbn.gradients.smooth(estimator, 0.5)
-    assert (stand_in.kernel, stand_in.temperature) == (kind, 0.5)
+    smooth_one = medbn.gradients.smooth(estimator, 0.5)
+    assert smooth_one == medbn.gradients.smooth(estimator, 0.5)
+    assert (smooth_one.kernel, smooth_one.temperature) == (kind, 0.5)
     for valid in (None, torch.arange(7) != 2):
-        centre, variance = stand_in(x, valid)
+        centre, variance = smooth_one(x, valid)
         torch.testing.assert_close([centre, variance], list(estimator(x, valid)))
         (slope,) = torch.autograd.grad(centre.sum(), x, retain_graph=True)
         torch.testing.assert_close(slope.sum(dim=(0, 2, 3)), torch.ones(3).double())
@@ -148,7 +154,7 @@ def test_the_weights_of_a_median_are_gaussian():
 
 
 @needs_c
-def test_the_fast_path_is_taken_for_its_own_stand_in_only(monkeypatch):
+def test_kernels_compute_their_own_smooth_gradient_only(monkeypatch):
     x = make((6, 3, 4, 4))
     median, images, mean = (medbn.estimators.get(name) for name in ("median", "image_median", "mean"))
 
@@ -183,7 +189,7 @@ def test_second_derivatives():
 @pytest.mark.gpu
 @pytest.mark.filterwarnings("ignore:Synchronization debug mode")
 @each_kind
-def test_a_cuda_graph_can_be_captured_and_nobody_waits(kind):
+def test_a_cuda_graph_can_be_captured_without_synchronisation(kind):
     x = make((200, 64, 16, 16), "cuda").requires_grad_()
     g = torch.randn_like(x)
     assert kernels.selected(x, kind) == "triton"
