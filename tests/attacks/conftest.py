@@ -2,8 +2,7 @@ import pytest
 import torch
 from torch import nn
 
-from ..methods.conftest import small_model
-from ..methods.test_adapt import Dense
+from ..methods.conftest import Dense, small_model
 
 
 @pytest.fixture

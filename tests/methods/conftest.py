@@ -21,7 +21,7 @@ class Block(nn.Module):
 
 
 class SmallResNet(nn.Module):
-    """Three stages, ten classes; plain torch, like a user's own."""
+    """Three stages, ten classes, in plain torch."""
 
     def __init__(self, channels=1, width=8, scale=1.0):
         super().__init__()
@@ -42,7 +42,7 @@ class SmallResNet(nn.Module):
 
 
 def small_model(**options):
-    """Untrained, with source statistics that fit nothing in particular and logits of some spread."""
+    """An untrained model with random source statistics and logits that differ between images."""
     torch.manual_seed(1)
     model = SmallResNet(**{"channels": 3, "width": 4, "scale": 4.0} | options)
     for module in model.modules():
@@ -52,6 +52,18 @@ def small_model(**options):
             nn.init.uniform_(module.weight, 0.5, 1.5)
             nn.init.normal_(module.bias, std=0.3)
     return model.eval()
+
+
+class Dense(nn.Module):
+    """The small model without its pooling: ten classes per pixel."""
+
+    def __init__(self, model):
+        super().__init__()
+        self.model = model
+
+    def forward(self, x):
+        y = self.model.features(x)
+        return 4 * self.model.fc(y.movedim(1, -1)).movedim(-1, 1)
 
 
 @pytest.fixture
@@ -75,10 +87,8 @@ class Digits(NamedTuple):
 
 @pytest.fixture(scope="session")
 def digits():
-    """scikit-learn's handwritten digits at 16×16: a trained model, and test images in poor light with noise."""
-    from sklearn.datasets import load_digits
-
-    data = load_digits()
+    """scikit-learn's handwritten digits at 16×16: a trained model, and test images of low contrast with noise."""
+    data = pytest.importorskip("sklearn.datasets").load_digits()
     images = torch.from_numpy(data.images).float().unsqueeze(1) / 16
     images = F.interpolate(images, size=16, mode="bilinear", align_corners=False)
     labels = torch.from_numpy(data.target).long()

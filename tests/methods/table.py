@@ -1,7 +1,8 @@
-"""Every method, with options under which it has something to do on the small model; a new method adds a row."""
+"""Every method, with options under which it adapts on the small model; a new method adds a row."""
 
 import warnings
 
+import pytest
 import torch
 
 import medbn
@@ -18,11 +19,19 @@ METHODS = {
     "mdia": {"terminal": 2},
     "past": {"batch_size": 12},
 }
-LEARNING = ["tent", "eta", "eata", "sar", "sotta"]
-ADAPTING = [name for name in METHODS if name != "source"]
+LEARNING = [name for name in METHODS if issubclass(medbn.methods.get(name), medbn.methods.Learner)]
+ADAPTING = [name for name in METHODS if medbn.methods.get(name).adapts]
+# Methods use estimators only through layers, which have three ways to compute: torch's kernel, ours, and a mixture.
+ESTIMATORS = ["mean", "median", "image_median@0.5"]
+
+every_method = pytest.mark.parametrize("method", METHODS)
+every_adapting = pytest.mark.parametrize("method", ADAPTING)
+every_learning = pytest.mark.parametrize("method", LEARNING)
+every_estimator = pytest.mark.parametrize("estimator", ESTIMATORS)
 
 
 def make(model, method, estimator="median", **options):
+    """An adapter of a copy of the model, made without a warning."""
     options = {**METHODS[method], **options}
     if method == "eata" and "source" not in options:
         g = torch.Generator().manual_seed(11)

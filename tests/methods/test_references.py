@@ -1,10 +1,9 @@
-"""Each method against a small reference of its own, written from the papers, on models small enough to follow."""
+"""Each method against a short reference implementation of its paper, on models small enough to follow."""
 
 import copy
 import math
 
 import pytest
-import pytorch_optimizer
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -17,8 +16,8 @@ from .table import assert_same, make, state
 CLASSES = 5
 
 
-class Lonely(nn.Module):
-    """One BatchNorm whose output is the logits: everything can be written down."""
+class OneLayer(nn.Module):
+    """One BatchNorm whose output is the logits, so that every quantity has a closed form."""
 
     def __init__(self):
         super().__init__()
@@ -57,7 +56,7 @@ def stream(count=4, images=9):
 # --- TENT ------------------------------------------------------------------------------------------------------------
 
 
-def test_tent_is_the_loop_one_would_write(model, batches):
+def test_tent_is_the_loop_in_plain_torch(model, batches):
     """With the mean: plain torch layers in train mode, Adam on their affine parameters."""
     reference, affine = in_plain_torch(model)
     optimizer = torch.optim.Adam(affine, lr=1e-3)
@@ -82,11 +81,11 @@ def test_eta_and_eata_sample_by_sample(fisher_weight):
     source = stream(3)[1:]
     options = {"margin": margin, "redundancy": redundancy, "optimizer": "sgd", "lr": lr}
     if fisher_weight is None:
-        tta = medbn.adapt(Lonely(), "eta", "mean", **options)
+        tta = medbn.adapt(OneLayer(), "eta", "mean", **options)
     else:
-        tta = medbn.adapt(Lonely(), "eata", "mean", source=source, fisher_weight=fisher_weight, **options)
+        tta = medbn.adapt(OneLayer(), "eata", "mean", source=source, fisher_weight=fisher_weight, **options)
 
-    gamma, beta = (p.detach().clone().requires_grad_() for p in (Lonely().bn.weight, Lonely().bn.bias))
+    gamma, beta = (p.detach().clone().requires_grad_() for p in (OneLayer().bn.weight, OneLayer().bn.bias))
     start = [gamma.detach().clone(), beta.detach().clone()]
     if fisher_weight is not None:
         fisher = [torch.zeros(CLASSES), torch.zeros(CLASSES)]
@@ -127,15 +126,15 @@ def test_eta_and_eata_sample_by_sample(fisher_weight):
 
 def test_eata_uses_no_more_source_samples_than_asked():
     source = stream(5, images=8)
-    few = medbn.adapt(Lonely(), "eata", source=source, fisher_samples=12)
-    exact = medbn.adapt(Lonely(), "eata", source=[source[0], source[1][:4]])
+    few = medbn.adapt(OneLayer(), "eata", source=source, fisher_samples=12)
+    exact = medbn.adapt(OneLayer(), "eata", source=[source[0], source[1][:4]])
     for name, value in few.memory["fisher"].items():
         torch.testing.assert_close(value, exact.memory["fisher"][name])
 
 
 @pytest.mark.parametrize(("method", "option"), [("eta", "margin"), ("sar", "margin")])
 def test_a_filter_that_selects_nothing_takes_no_step(method, option):
-    tta = medbn.adapt(Lonely(), method, **{option: 1e-9}, **({"frozen": []} if method == "sar" else {}))
+    tta = medbn.adapt(OneLayer(), method, **{option: 1e-9}, **({"frozen": []} if method == "sar" else {}))
     before = tta.snapshot()["learned"]
     for x in stream():
         tta(x)
@@ -149,8 +148,8 @@ def test_a_filter_that_selects_nothing_takes_no_step(method, option):
 def test_sar_by_its_definition():
     margin, rho, lr = 0.6 * math.log(CLASSES), 1.0, 0.4
     options = {"margin": 0.6, "rho": rho, "recovery": 0.0, "optimizer": "sgd", "lr": lr, "frozen": []}
-    tta = medbn.adapt(Lonely(), "sar", "mean", **options)
-    gamma, beta = (p.detach().clone().requires_grad_() for p in (Lonely().bn.weight, Lonely().bn.bias))
+    tta = medbn.adapt(OneLayer(), "sar", "mean", **options)
+    gamma, beta = (p.detach().clone().requires_grad_() for p in (OneLayer().bn.weight, OneLayer().bn.bias))
     average, nested = None, 0
     for x in stream():
         tta(x)
@@ -174,6 +173,7 @@ def test_sar_by_its_definition():
 
 
 def test_sam_agrees_with_pytorch_optimizer(model, batches):
+    pytorch_optimizer = pytest.importorskip("pytorch_optimizer")
     tta = medbn.adapt(model, "sar", "mean", margin=10.0, recovery=-1.0, frozen=[])  # no filter, no recovery: SAM alone
     reference, affine = in_plain_torch(model)
     sam = pytorch_optimizer.SAM(affine, base_optimizer=torch.optim.Adam, rho=0.05, lr=1e-3)
@@ -193,7 +193,7 @@ def test_sam_agrees_with_pytorch_optimizer(model, batches):
 
 
 def test_sar_recovers_when_its_loss_collapses():
-    tta = medbn.adapt(Lonely(), "sar", margin=10.0, recovery=0.9, lr=0.05, frozen=[])
+    tta = medbn.adapt(OneLayer(), "sar", margin=10.0, recovery=0.9, lr=0.05, frozen=[])
     source = tta.snapshot()["learned"]
     recovered = []
     for x in stream(12):
@@ -211,8 +211,8 @@ def test_sar_recovers_when_its_loss_collapses():
 
 @pytest.mark.parametrize("estimator", ["mean", "median", "image_median"])
 def test_sema_in_closed_form(estimator):
-    tta = medbn.adapt(Lonely(), "sema", estimator, momentum=0.3)
-    bn = Lonely().bn
+    tta = medbn.adapt(OneLayer(), "sema", estimator, momentum=0.3)
+    bn = OneLayer().bn
     mean, var = bn.running_mean.clone(), bn.running_var.clone()
     for x in stream():
         centre, variance = statistics(x, estimator)
@@ -223,8 +223,8 @@ def test_sema_in_closed_form(estimator):
 
 @pytest.mark.parametrize("estimator", ["mean", "median", "image_median"])
 def test_past_in_closed_form(estimator):
-    tta = medbn.adapt(Lonely(), "past", estimator, momentum=0.5, batch_size=len(stream()[0]))
-    bn = Lonely().bn
+    tta = medbn.adapt(OneLayer(), "past", estimator, momentum=0.5, batch_size=len(stream()[0]))
+    bn = OneLayer().bn
     mean, var = bn.running_mean.clone(), bn.running_var.clone()
     for x in stream():
         expected = (x - mean) / (var + 1e-5).sqrt() * bn.weight + bn.bias
@@ -233,7 +233,7 @@ def test_past_in_closed_form(estimator):
         mean, var = 0.5 * mean + 0.5 * centre, 0.5 * var + 0.5 * variance
 
 
-def test_mdia_mixes_and_leaves_the_last_layers_to_the_source():
+def test_mdia_mixes_and_uses_source_statistics_in_the_last_layers():
     model = nn.Sequential(*[nn.BatchNorm1d(3) for _ in range(6)])
     for layer in model:
         layer.running_mean.normal_()
@@ -248,9 +248,9 @@ def test_mdia_mixes_and_leaves_the_last_layers_to_the_source():
     torch.testing.assert_close(tta(x), expected)
 
 
-def test_mdia_never_takes_more_than_a_third_and_says_so():
+def test_mdia_freezes_at_most_a_third_and_warns():
     model = nn.Sequential(*[nn.BatchNorm1d(3) for _ in range(7)])
-    with pytest.warns(UserWarning, match=r"7 robust layers, so the last 2 of them, not 8"):
+    with pytest.warns(UserWarning, match=r"last 2.*not 8"):
         tta = medbn.adapt(model, "mdia")
     assert [layer.policy.name for layer in tta.layers.values()] == ["interpolate"] * 5 + ["source"] * 2
 
@@ -258,8 +258,8 @@ def test_mdia_never_takes_more_than_a_third_and_says_so():
 # --- SoTTA -----------------------------------------------------------------------------------------------------------
 
 
-class Shown(nn.Module):
-    """Predicts what it is shown, so that a test can say which class and how confident; BatchNorm on the side."""
+class Logits(nn.Module):
+    """Returns its input as logits, so that a test chooses class and confidence; BatchNorm adds next to nothing."""
 
     def __init__(self):
         super().__init__()
@@ -269,26 +269,26 @@ class Shown(nn.Module):
         return x + 1e-3 * self.bn2(self.bn1(x))
 
 
-def shown(*classes, sure=True):
+def logits_of(*classes, sure=True):
     return torch.stack([F.one_hot(torch.tensor(c), 3) * (9.0 if sure else 1.0) for c in classes])
 
 
 def test_sotta_s_memory_step_by_step():
-    tta = medbn.adapt(Shown(), "sotta", capacity=4, confidence=0.9, frozen=[])
+    tta = medbn.adapt(Logits(), "sotta", capacity=4, confidence=0.9, frozen=[])
     table = [
-        (shown(0, 0), {0: 2}),  # room
-        (shown(1, 2, sure=False), {0: 2}),  # not confident
-        (shown(0, 1), {0: 3, 1: 1}),  # full now
-        (shown(2), {0: 2, 1: 1, 2: 1}),  # the largest class gives way
-        (shown(0), {0: 2, 1: 1, 2: 1}),  # of the largest class itself: one for one
-        (shown(1), {0: 1, 1: 2, 2: 1}),
-        (shown(1, 1), {0: 1, 1: 2, 2: 1}),
-        (shown(2, 2), {0: 1, 1: 1, 2: 2}),  # 1 gives way to the first 2, and then 2 to itself
-        (shown(1), {0: 1, 1: 2, 2: 1}),
-        (shown(0), {0: 2, 1: 1, 2: 1}),
-        (shown(1), {0: 1, 1: 2, 2: 1}),
-        (shown(0), {0: 2, 1: 1, 2: 1}),
-        (shown(2), {0: 1, 1: 1, 2: 2}),
+        (logits_of(0, 0), {0: 2}),  # room
+        (logits_of(1, 2, sure=False), {0: 2}),  # not confident
+        (logits_of(0, 1), {0: 3, 1: 1}),  # full now
+        (logits_of(2), {0: 2, 1: 1, 2: 1}),  # the largest class is replaced
+        (logits_of(0), {0: 2, 1: 1, 2: 1}),  # of the largest class itself: one for one
+        (logits_of(1), {0: 1, 1: 2, 2: 1}),
+        (logits_of(1, 1), {0: 1, 1: 2, 2: 1}),
+        (logits_of(2, 2), {0: 1, 1: 1, 2: 2}),  # the first 2 replaces the 1, and the second 2 replaces a 2
+        (logits_of(1), {0: 1, 1: 2, 2: 1}),
+        (logits_of(0), {0: 2, 1: 1, 2: 1}),
+        (logits_of(1), {0: 1, 1: 2, 2: 1}),
+        (logits_of(0), {0: 2, 1: 1, 2: 1}),
+        (logits_of(2), {0: 1, 1: 1, 2: 2}),
     ]
     for images, expected in table:
         tta(images)
@@ -299,19 +299,19 @@ def test_sotta_s_memory_step_by_step():
         assert len(stored) == len(classes)
 
 
-def test_of_several_largest_classes_the_incoming_one_gives_way():
-    tta = medbn.adapt(Shown(), "sotta", capacity=4, confidence=0.9, frozen=[])
-    tta(shown(0, 0, 1, 1))
+def test_of_several_largest_classes_the_incoming_one_is_replaced():
+    tta = medbn.adapt(Logits(), "sotta", capacity=4, confidence=0.9, frozen=[])
+    tta(logits_of(0, 0, 1, 1))
     for incoming in (1, 0, 1, 1, 0):
-        tta(shown(incoming))
+        tta(logits_of(incoming))
         assert sorted(tta.memory["classes"]) == [0, 0, 1, 1]
 
 
-def test_sotta_forgets_at_random_but_repeatably():
+def test_sotta_replaces_images_at_random_but_repeatably():
     def run(seed):
-        tta = medbn.adapt(Shown(), "sotta", capacity=6, confidence=0.9, frozen=[], seed=seed)
+        tta = medbn.adapt(Logits(), "sotta", capacity=6, confidence=0.9, frozen=[], seed=seed)
         for i in range(20):
-            tta(shown(i % 3, (i + 1) % 3) + 0.001 * i)
+            tta(logits_of(i % 3, (i + 1) % 3) + 0.001 * i)
         return tta.memory["images"]["0"]
 
     assert torch.equal(run(1), run(1))
@@ -320,20 +320,20 @@ def test_sotta_forgets_at_random_but_repeatably():
 
 @pytest.mark.parametrize("rule", ["batch", "memory"])
 def test_sotta_s_averages_and_predictions(rule):
-    """One layer; who enters the average, and what a batch is normalised with."""
-    bn = Lonely().bn
-    tta = medbn.adapt(Lonely(), "sotta", "mean", statistics=rule, confidence=0.5, frozen=[], predict="before", lr=0.0)
+    """One layer; whose statistics enter the average, and which normalise a batch."""
+    bn = OneLayer().bn
+    tta = medbn.adapt(OneLayer(), "sotta", "mean", statistics=rule, confidence=0.5, frozen=[], predict="before", lr=0.0)
     mean, var = bn.running_mean.clone(), bn.running_var.clone()
     memory = []
     for x in stream():
-        held = ((x - mean) / (var + 1e-5).sqrt() * bn.weight + bn.bias).detach()
+        logits = ((x - mean) / (var + 1e-5).sqrt() * bn.weight + bn.bias).detach()
         batch = 0.8 * mean + 0.2 * x.mean(0), 0.8 * var + 0.2 * x.var(0, correction=0)
-        memory += [image for image, p in zip(x, held.softmax(1), strict=True) if p.max() >= 0.5]
+        memory += [image for image, p in zip(x, logits.softmax(1), strict=True) if p.max() >= 0.5]
         if rule == "batch":
             mean, var = batch
             expected = (x - mean) / (var + 1e-5).sqrt() * bn.weight + bn.bias
         else:
-            expected = held
+            expected = logits
             stored = torch.stack(memory)
             mean, var = 0.8 * mean + 0.2 * stored.mean(0), 0.8 * var + 0.2 * stored.var(0, correction=0)
         torch.testing.assert_close(tta(x), expected.detach(), rtol=1e-4, atol=1e-4)
@@ -344,8 +344,8 @@ def test_sotta_s_averages_and_predictions(rule):
 
 def test_sotta_learns_by_sam_on_the_whole_memory():
     lr, rho = 0.5, 0.3
-    tta = medbn.adapt(Lonely(), "sotta", "mean", confidence=0.5, frozen=[], optimizer="sgd", lr=lr, rho=rho)
-    bn, x = Lonely().bn, stream()[0]
+    tta = medbn.adapt(OneLayer(), "sotta", "mean", confidence=0.5, frozen=[], optimizer="sgd", lr=lr, rho=rho)
+    bn, x = OneLayer().bn, stream()[0]
     gamma, beta = (p.detach().clone().requires_grad_() for p in (bn.weight, bn.bias))
     tta(x)
     memory = tta.memory["images"]["0"]
@@ -371,14 +371,12 @@ def test_sotta_remembers_one_size_of_image():
     )
     tta(torch.randn(4, 3, 8, 8))
     before = state(tta)
-    with pytest.raises(
-        ValueError, match=r"remembers images of shape \[\(3, 8, 8\)\], and this batch has \[\(3, 9, 9\)\]"
-    ):
+    with pytest.raises(ValueError, match=r"\(3, 8, 8\).*\(3, 9, 9\)"):
         tta(torch.randn(4, 3, 9, 9))
     assert_same(state(tta), before)
     tta(torch.randn(4, 3, 8, 8))
-    with pytest.raises(ValueError, match="capacity is the number of images in memory, at least 1; got 0"):
-        medbn.adapt(Shown(), "sotta", capacity=0)
+    with pytest.raises(ValueError, match=r"capacity.*0"):
+        medbn.adapt(Logits(), "sotta", capacity=0)
 
 
 def test_dense_images_are_remembered_by_mean_confidence_and_most_frequent_class():

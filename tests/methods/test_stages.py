@@ -67,18 +67,18 @@ def test_the_last_stage_is_found_from_the_structure(method, model, frozen):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         tta = medbn.adapt(model, method)
-    left_alone = set(tta.layers) - learned_layers(tta)
-    assert left_alone == {name for name in tta.layers if name.startswith(frozen)}
-    assert left_alone
+    frozen_layers = set(tta.layers) - learned_layers(tta)
+    assert frozen_layers == {name for name in tta.layers if name.startswith(frozen)}
+    assert frozen_layers
     assert learned_layers(tta)
 
 
-def test_without_stages_a_warning_says_what_was_done():
+def test_without_stages_the_last_quarter_is_not_learned_and_a_warning_says_so():
     flat = nn.Sequential(*[m for _ in range(8) for m in (nn.Conv2d(3, 3, 1), nn.BatchNorm2d(3))])
-    with pytest.warns(UserWarning, match=r"Sequential shows no stages: the last 2 of its 8 .*'13', '15'.*frozen="):
+    with pytest.warns(UserWarning, match=r"the last 2 of its 8 .*'13', '15'.*frozen="):
         tta = medbn.adapt(flat, "sar")
     assert set(tta.layers) - learned_layers(tta) == {"13", "15"}
-    with pytest.warns(UserWarning, match=r"shows no stages: everything is learned"):
+    with pytest.warns(UserWarning, match="no stages"):
         tta = medbn.adapt(nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3)), "sar")
     assert learned_layers(tta) == {"1"}
 
@@ -90,15 +90,15 @@ def test_the_last_stage_can_be_given():
     assert learned_layers(medbn.adapt(model, "sar", frozen=[])) == set(tta.layers)
     assert learned_layers(medbn.adapt(model, "tent", frozen="bn")) == set(tta.layers) - {"bn"}
     assert learned_layers(medbn.adapt(model, "tent")) == set(tta.layers)
-    with pytest.raises(ValueError, match=r"frozen='layer4.\*' names none of the robust layers; there are 'bn'"):
+    with pytest.raises(ValueError, match=r"layer4.*'bn'"):
         medbn.adapt(model, "sar", frozen="layer4.*")
-    with pytest.raises(ValueError, match=r"frozen='\*' names all 7 robust layers; nothing would be left"):
+    with pytest.raises(ValueError, match="all 7"):
         medbn.adapt(model, "sar", frozen="*")
-    with pytest.raises(ValueError, match=r"frozen='typo' names none"):
+    with pytest.raises(ValueError, match="typo"):
         medbn.adapt(model, "sar", frozen=["layer3.*", "typo"])
 
 
-def test_what_is_left_alone_keeps_its_bits():
+def test_parameters_that_are_not_learned_keep_their_bits():
     tta = medbn.adapt(small_model(), "sar", margin=10.0)
     before = {name: p.clone() for name, p in tta.model.named_parameters()}
     tta(torch.randn(8, 3, 8, 8))

@@ -1,4 +1,4 @@
-"""Which layers are the last stage of a network: SAR and SoTTA leave it alone, being the most sensitive one."""
+"""The last stage of a network. SAR and SoTTA do not learn it, because it is the most sensitive one."""
 
 from __future__ import annotations
 
@@ -11,40 +11,51 @@ from torch import nn
 from ..layers import RobustBatchNorm
 
 
-def last_stage(model: nn.Module, layers: dict[str, RobustBatchNorm], given: str | Iterable[str] | None) -> set[str]:
+def last_stage(model: nn.Module, layers: dict[str, RobustBatchNorm], frozen: str | Iterable[str] | None) -> set[str]:
     """Return the names of the layers in the last stage and after it.
 
-    ``given`` names them by shell patterns (``"layer4.*"``); an empty list says that there are none. Otherwise the
-    model's structure tells: its stages are the parts, side by side at the first level where there are several, that
-    hold two robust layers or more each. The last of them is the last stage: ``layer4`` of a ResNet, ``block3`` of a
-    WideResNet. Where there are no such parts, the last quarter of the layers stands for it, and a warning says so.
+    The stages of a model are the submodules, side by side at the first level that has several of them, that contain two
+    or more robust layers each. The last one is ``layer4`` of a ResNet and ``block3`` of a WideResNet. For a model
+    without such submodules the last quarter of the layers is returned, with a warning.
+
+    Args:
+        model: the model.
+        layers: its robust layers, by name.
+        frozen: shell patterns that name the layers to return instead (``"layer4.*"``); an empty list for none.
     """
     names = list(layers)
-    if given is not None:
-        patterns = [given] if isinstance(given, str) else list(given)
-        for pattern in patterns:
-            if not any(fnmatchcase(name, pattern) for name in names):
-                raise ValueError(f"frozen={pattern!r} names none of the robust layers; there are {_some(names)}.")
-        chosen = {name for name in names if any(fnmatchcase(name, pattern) for pattern in patterns)}
-        if len(chosen) == len(names):
-            raise ValueError(f"frozen={given!r} names all {len(names)} robust layers; nothing would be left to learn.")
-        return chosen
+    if frozen is not None:
+        return _match(names, [frozen] if isinstance(frozen, str) else list(frozen))
     stages = _stages(names)
     if stages:
         return set(names[names.index(stages[-1][0]) :])
     count = max(1, len(names) // 4) if len(names) > 1 else 0
     last = names[len(names) - count :]
-    done = f"the last {count} of its {len(names)} robust layers stand for the last and are not learned: {_some(last)}"
+    consequence = (
+        f"the last {count} of its {len(names)} robust layers are not learned: {_abbreviate(last)}"
+        if count
+        else "all its robust layers are learned"
+    )
     warnings.warn(
-        f"{type(model).__name__} shows no stages: {done if count else 'everything is learned'}."
-        " Name what not to learn with frozen= to choose.",
+        f"no stages found in {type(model).__name__}, so {consequence}. Choose with frozen= what not to learn.",
         stacklevel=6,
     )
     return set(last)
 
 
+def _match(names: list[str], patterns: list[str]) -> set[str]:
+    """Return the names that match a pattern; raise if a pattern matches none, or if all names match."""
+    for pattern in patterns:
+        if not any(fnmatchcase(name, pattern) for name in names):
+            raise ValueError(f"frozen={pattern!r} names none of the robust layers; there are {_abbreviate(names)}.")
+    matches = {name for name in names if any(fnmatchcase(name, pattern) for pattern in patterns)}
+    if len(matches) == len(names):
+        raise ValueError(f"frozen={patterns!r} names all {len(names)} robust layers; nothing would be left to learn.")
+    return matches
+
+
 def _stages(names: list[str]) -> list[list[str]]:
-    """The layers' names by stage, at the first level where there are several; none if there is no such level."""
+    """Return the layers' names by stage, at the first level with several stages; an empty list if there is none."""
     depth = 0
     while True:
         groups: dict[str, list[str]] = {}
@@ -56,5 +67,5 @@ def _stages(names: list[str]) -> list[list[str]]:
         names, depth = stages[0], depth + 1
 
 
-def _some(names: list[str]) -> str:
+def _abbreviate(names: list[str]) -> str:
     return ", ".join(repr(name) for name in names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")

@@ -1,0 +1,70 @@
+"""Options, presets and wrong names."""
+
+import pytest
+import torch
+from torch import nn
+
+import medbn
+
+
+@pytest.mark.parametrize(
+    ("method", "preset", "expected"),
+    [
+        ("tent", "cifar10", {"optimizer": "adam", "lr": 1e-3, "weight_decay": 0.0, "steps": 1, "predict": "before"}),
+        ("eta", "cifar10", {"margin": 0.4, "redundancy": 0.4}),
+        ("eta", "cifar100", {"margin": 0.4, "redundancy": 0.4}),
+        ("eta", "imagenet", {"margin": 0.4, "redundancy": 0.05}),
+        ("eata", "cifar10", {"fisher_weight": 1.0, "fisher_samples": 2000, "redundancy": 0.4}),
+        ("eata", "imagenet", {"fisher_weight": 2000.0, "redundancy": 0.05}),
+        ("sar", "cifar10", {"margin": 0.4, "rho": 0.05, "recovery": 0.2, "average": 0.9}),
+        ("sotta", "cifar10", {"capacity": 64, "confidence": 0.99, "momentum": 0.2, "statistics": "batch"}),
+        ("sotta", "cifar100", {"confidence": 0.66}),
+        ("sotta", "imagenet", {"confidence": 0.33}),
+        ("sema", "cifar10", {"momentum": 0.2}),
+        ("mdia", "cifar10", {"prior": 0.6, "terminal": 8}),
+    ],
+)
+def test_published_defaults(method, preset, expected):
+    options = medbn.methods.options(method, preset)
+    assert {name: options[name] for name in expected} == expected
+
+
+def test_presets_and_given_options(model):
+    assert medbn.adapt(model, "sotta", preset="imagenet").confidence == 0.33
+    assert medbn.adapt(model, "sotta", preset="imagenet", confidence=0.5).confidence == 0.5
+    assert medbn.adapt(model, "SoTTA").confidence == 0.99
+    sgd = medbn.adapt(model, "tent", optimizer=lambda p, lr: torch.optim.SGD(p, lr=lr, momentum=0.9), lr=0.5)
+    assert isinstance(sgd.optimizer, torch.optim.SGD)
+    assert sgd.optimizer.param_groups[0]["lr"] == 0.5
+
+
+def test_wrong_names_list_the_right_ones(model):
+    with pytest.raises(ValueError, match=r"tnet.*tent.*eata, eta, mdia, past, sar"):
+        medbn.adapt(model, "tnet")
+    with pytest.raises(ValueError, match=r"learning_rate.*lr"):
+        medbn.adapt(model, "tent", learning_rate=0.1)
+    with pytest.raises(ValueError, match=r"cifar.*cifar10, cifar100, imagenet"):
+        medbn.adapt(model, "tent", preset="cifar")
+    with pytest.raises(ValueError, match="medain"):
+        medbn.adapt(model, "tent", "medain")
+    with pytest.raises(ValueError, match=r"later.*after, before"):
+        medbn.adapt(model, "tent", predict="later")
+    with pytest.raises(ValueError, match=r"adamm.*adam, sgd"):
+        medbn.adapt(model, "tent", optimizer="adamm")
+    with pytest.raises(ValueError, match=r"mine.*batch, memory"):
+        medbn.adapt(model, "sotta", statistics="mine")
+    with pytest.raises(ValueError, match=r"steps.*0"):
+        medbn.adapt(model, "tent", steps=0)
+    with pytest.raises(ValueError, match=r"source=.*'eta'"):
+        medbn.adapt(model, "eata")
+    with pytest.raises(TypeError, match=r"Module.*dict"):
+        medbn.adapt({}, "tent")
+    with pytest.raises(TypeError, match=r"TeBN.*tta\.model"):
+        medbn.adapt(nn.Sequential(medbn.adapt(model, "tebn")), "tent")
+    assert not any(isinstance(m, medbn.RobustBatchNorm) for m in model.modules())
+
+
+def test_a_model_with_nothing_to_learn():
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4, affine=False))
+    with pytest.raises(ValueError, match=r"affine.*Tent"):
+        medbn.adapt(model, "tent")

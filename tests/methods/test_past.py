@@ -1,0 +1,165 @@
+"""Past: batches predicted with statistics of the batches before them."""
+
+import pytest
+import torch
+
+import medbn
+
+from .table import every_estimator, make
+
+
+@pytest.mark.parametrize("poison", [1e30, torch.nan])
+@pytest.mark.parametrize("two_pass_batches", [0, 5])
+@every_estimator
+def test_no_prediction_depends_on_another_image_of_the_batch(estimator, two_pass_batches, poison, model, batches):
+    tta = make(model, "past", estimator, two_pass_batches=two_pass_batches)
+    for x in batches[:2]:
+        tta(x)
+    before = tta.snapshot()
+    expected = tta(batches[2])
+    poisoned = batches[2].clone()
+    poisoned[6:] = poison
+    tta.restore(before)
+    torch.testing.assert_close(tta(poisoned)[:6], expected[:6], rtol=0, atol=0)
+    tta.restore(before)
+    alone = torch.cat([tta.restore(before) or tta(x[None]) for x in batches[2]])
+    torch.testing.assert_close(alone, expected)
+    assert not torch.allclose(tta(batches[3]), expected)  # later predictions do
+
+
+@pytest.mark.parametrize("gradient", ["exact", "straight_through", "smooth"])
+def test_the_surrogate_of_past_is_that_of_a_counted_sema(gradient, model, batches):
+    past, sema = make(model, "past"), make(model, "sema", momentum=0.05, counted=True)
+    for x in batches[:2]:
+        past(x), sema(x)
+    x = batches[2].clone().requires_grad_()
+    gradient_of_past, expected = (
+        torch.autograd.grad(tta.surrogate(gradient)(x)[:6].square().sum(), x)[0] for tta in (past, sema)
+    )
+    assert expected[6:].any()
+    torch.testing.assert_close(gradient_of_past, expected)
+    surrogates = [tta.surrogate(of=of) for tta in (past, sema) for of in ("now", "source")]
+    before = [one(batches[3]) for one in surrogates]
+    past(batches[4]), sema(batches[4])
+    for one, expected in zip(surrogates, before, strict=True):  # the state of the moment when it was made
+        torch.testing.assert_close(one(batches[3]), expected)
+    past.reset()
+    assert past.commit_policy(12, past.memory) == medbn.policies.ema(0.5)
+
+
+@pytest.mark.parametrize("scenario", [medbn.attacks.instant, medbn.attacks.cumulative])
+def test_only_poison_of_earlier_batches_changes_the_predictions_of_past(scenario, model, batches):
+    tta = make(model, "past", momentum=0.5)
+    attack = medbn.attacks.DIA(medbn.attacks.Indiscriminate(), steps=3, step_size=0.5)
+    stream = [(x.sigmoid(), torch.arange(12) % 10) for x in batches[:3]]
+    outcomes = list(scenario(tta, stream, attack, slice(8, 12)))
+    same = [torch.equal(outcome.attacked[:8], outcome.clean[:8]) for outcome in outcomes]
+    assert same == [True, True, True] if scenario is medbn.attacks.instant else [True, False, False]
+
+
+@pytest.mark.parametrize("valid", [None, torch.arange(12) < 7], ids=["all", "padded"])
+@pytest.mark.parametrize("estimator", ["mean", "image_median", "median@0.5"])
+def test_past_has_the_averages_of_sema(valid, estimator, model, batches):
+    images = 12 if valid is None else 7
+    past = make(model, "past", estimator, momentum=0.26, two_pass_batches=len(batches), batch_size=images)
+    sema = make(model, "sema", estimator, momentum=0.26, counted=True)
+    for x in batches:
+        for tta in (past, sema):
+            tta(x, valid=valid)
+        for name, layer in past.layers.items():
+            torch.testing.assert_close(layer.ema_mean, sema.layers[name].ema_mean)
+            torch.testing.assert_close(layer.ema_var, sema.layers[name].ema_var)
+            assert layer.policy == medbn.policies.ema(0.0)
+
+
+@pytest.mark.parametrize(("two_pass_batches", "expected"), [(0, [1, 1, 1, 1]), (2, [2, 2, 1, 1]), (9, [2, 2, 2, 2])])
+def test_the_first_batches_have_a_second_pass(two_pass_batches, expected, model, batches):
+    tta = make(model, "past", two_pass_batches=two_pass_batches)
+    passes = [0]
+    tta.model.register_forward_hook(lambda *_: passes.append(passes.pop() + 1))
+    for _ in range(2):
+        taken = []
+        for x in batches[:4]:
+            passes[:] = [0]
+            tta(x)
+            taken += passes
+        assert taken == expected
+        tta.reset()
+
+
+@pytest.mark.parametrize("valid", [None, torch.arange(12) < 7], ids=["all", "padded"])
+@pytest.mark.parametrize("estimator", ["mean", "median", "image_median", "mad", "image_median@0.5"])
+def test_one_pass_commits_the_statistics_of_the_pass_that_predicts(estimator, valid, model, batches):
+    images = 12 if valid is None else 7
+    tta = make(model, "past", estimator, momentum=0.26, two_pass_batches=1, batch_size=images)
+    name = estimator.split("@")[0]
+    prior = 0.5 if "@" in estimator else 0.0
+    tta(batches[0], valid=valid)
+    for i, x in enumerate(batches[1:4], start=1):
+        averages = {n: (layer.ema_mean.clone(), layer.ema_var.clone()) for n, layer in tta.layers.items()}
+        with medbn.observe(tta.model) as seen:
+            tta(x, valid=valid)
+            assert [o.name for o in seen] == list(averages)
+            weight = max(0.26, 1 / (i + 2))
+            for o in seen:
+                layer = tta.layers[o.name]
+                torch.testing.assert_close((o.centre, o.variance), averages[o.name])
+                estimated = medbn.functional.statistics(o.input, name, valid=valid)
+                source = (layer.running_mean, layer.running_var)
+                for new, old, s, committed in zip(
+                    estimated, averages[o.name], source, (layer.ema_mean, layer.ema_var), strict=True
+                ):
+                    expected = weight * ((1 - prior) * new + prior * s) + (1 - weight) * old
+                    torch.testing.assert_close(committed, expected)
+
+
+@pytest.mark.parametrize("cuts", [[12, 12], [24], [6, 12, 6], [1] * 24, [3, 20, 1]])
+def test_every_image_has_the_same_weight_however_calls_are_cut(cuts, model):
+    tta = make(model, "past", momentum=0.0)
+    left, memory = 1.0, {"images": 0}
+    for images in cuts:
+        left *= 1 - tta.commit_policy(images, memory).weight
+        memory["images"] += images
+    assert left == pytest.approx(12 / (12 + 24))
+    late = {"images": 10_000}
+    tta.momentum = 0.05
+    assert tta.commit_policy(12, late).weight == pytest.approx(0.05)
+    assert tta.commit_policy(3, late).weight == pytest.approx(0.05 / 4)
+    assert tta.commit_policy(24, late).weight == pytest.approx(0.1)
+    assert tta.commit_policy(12_000, late).weight == pytest.approx(1000 / 1001)  # less than 1
+    assert tta.commit_policy(12_000, {"images": 0}).weight == pytest.approx(1000 / 1001)
+
+
+@pytest.mark.parametrize("two_pass_batches", [0, 100])
+def test_a_batch_weighs_as_much_as_it_has_usable_images(two_pass_batches, model, batches):
+    alone, nan, padded = (make(model, "past", "image_median", two_pass_batches=two_pass_batches) for _ in range(3))
+    for x in batches[:3]:
+        alone(x), nan(x), padded(x)
+    weight = alone.commit_policy(1, alone.memory).weight
+    assert weight == pytest.approx(max(0.05 / 12, 1 / 49))
+    before = alone.layers["bn"].ema_mean.clone()
+    broken = batches[3].clone()
+    broken[1:] = torch.nan
+    alone(batches[3][:1]), nan(broken), padded(batches[3], valid=torch.arange(12) == 0)
+    for tta in (nan, padded):  # non-finite images and padding do not count
+        assert tta.memory == alone.memory == {"batches": 4, "images": 37}
+        for name, layer in tta.layers.items():
+            torch.testing.assert_close(layer.ema_mean, alone.layers[name].ema_mean)
+            torch.testing.assert_close(layer.ema_var, alone.layers[name].ema_var)
+    image = alone.model.conv(batches[3][:1]).mean(dim=(0, 2, 3))
+    torch.testing.assert_close(alone.layers["bn"].ema_mean, weight * image + (1 - weight) * before)
+
+
+def test_past_refuses_wrong_options(model):
+    with pytest.raises(ValueError, match=r"batch_size.*0"):
+        make(model, "past", batch_size=0)
+    with pytest.raises(ValueError, match=r"two_pass_batches.*True"):
+        make(model, "past", two_pass_batches=True)
+    with pytest.raises(ValueError, match=r"two_pass_batches.*-1"):
+        make(model, "past", two_pass_batches=-1)
+    with pytest.raises(ValueError, match=r"momentum.*2"):
+        make(model, "past", momentum=2)
+
+
+def test_past_starts_at_the_source_model(model, batches):
+    torch.testing.assert_close(make(model, "past")(batches[0]), make(model, "source")(batches[0]))
