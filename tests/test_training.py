@@ -1,6 +1,8 @@
-"""Training: it learns, it repeats, it continues where it stopped, and what ships is what it makes."""
+"""Training: it learns, is reproducible, can be continued, and the shipped weights are good."""
 
 from __future__ import annotations
+
+import importlib.resources
 
 import pytest
 import torch
@@ -21,7 +23,8 @@ def digits():
     return data.load("digits", "train").subset(range(300))
 
 
-def test_it_learns_and_repeats_to_the_bit(digits):
+@pytest.mark.slow
+def test_it_learns_and_is_reproducible_to_the_bit(digits):
     plan = Plan(epochs=15)
     epochs = []
     one, two = tiny(), tiny()
@@ -78,15 +81,15 @@ def test_dropout_continues_to_the_same_bits_too(digits, tmp_path):
     assert models.fingerprint(continued) == models.fingerprint(whole)
 
 
-def test_a_foreign_checkpoint_is_refused(digits, tmp_path):
+def test_a_checkpoint_of_another_run_is_refused(digits, tmp_path):
     path = tmp_path / "run.checkpoint"
     train(tiny(), digits, Plan(epochs=1), checkpoint=path)
-    with pytest.raises(ValueError, match="another lr"):
+    with pytest.raises(ValueError, match="lr"):
         train(tiny(), digits, Plan(epochs=1, lr=0.2), checkpoint=path)
-    with pytest.raises(ValueError, match="another data"):
+    with pytest.raises(ValueError, match="data"):
         train(tiny(), digits.subset(range(250)), Plan(epochs=1), checkpoint=path)
     path.write_bytes(b"nonsense")
-    with pytest.raises(ValueError, match="not a checkpoint"):
+    with pytest.raises(ValueError, match=r"run\.checkpoint"):
         train(tiny(), digits, Plan(epochs=1), checkpoint=path)
     assert path.read_bytes() == b"nonsense"
 
@@ -100,40 +103,38 @@ def test_large_datasets_are_read_batch_by_batch_with_the_same_result(digits, mon
 
 
 def test_a_diverging_loss_is_an_error(digits):
-    with pytest.raises(ValueError, match="smaller lr"):
+    with pytest.raises(ValueError, match="lr"):
         train(tiny(), digits, Plan(epochs=2, lr=1e20))
 
 
-@pytest.mark.parametrize("bad", [{"epochs": 0}, {"lr": -1.0}, {"batch_size": 0}])
-def test_bad_plans(bad):
-    with pytest.raises(ValueError, match="must be above 0"):
-        Plan(**bad)
+@pytest.mark.parametrize("wrong", [{"epochs": 0}, {"lr": -1.0}, {"batch_size": 0}])
+def test_wrong_plans_are_refused(wrong):
+    with pytest.raises(ValueError, match=next(iter(wrong))):
+        Plan(**wrong)
 
 
-def test_augmentation_moves_and_mirrors_and_nothing_else():
+def test_augmentation_shifts_and_flips_and_nothing_else():
     image = torch.arange(1, 257, dtype=torch.int64).view(1, 1, 16, 16)
-    many = augment(image.expand(200, 1, 16, 16), torch.Generator().manual_seed(0), flip=True)
+    shifted = augment(image.expand(200, 1, 16, 16), torch.Generator().manual_seed(0), flip=True)
     plain = augment(image.expand(200, 1, 16, 16), torch.Generator().manual_seed(0), flip=False)
     padded = nn.functional.pad(image[0, 0], [2] * 4)
     allowed = {padded[i : i + 16, j : j + 16].flatten().tolist().__str__() for i in range(5) for j in range(5)}
     flipped = padded.flip(1)
-    mirrored = {flipped[i : i + 16, j : j + 16].flatten().tolist().__str__() for i in range(5) for j in range(5)}
-    seen = {str(one.flatten().tolist()) for one in many}
-    assert seen <= allowed | mirrored
+    flipped_images = {flipped[i : i + 16, j : j + 16].flatten().tolist().__str__() for i in range(5) for j in range(5)}
+    seen = {str(one.flatten().tolist()) for one in shifted}
+    assert seen <= allowed | flipped_images
     assert seen & allowed
-    assert seen & mirrored
+    assert seen & flipped_images
     assert {str(one.flatten().tolist()) for one in plain} <= allowed
 
 
 def test_the_shipped_weights_are_good_and_small():
     model = models.get("resnet-small", weights="shipped")
     assert accuracy(model, data.load("digits")) > 0.98
-    import importlib.resources
-
     file = importlib.resources.files("medbn.models") / "weights" / "resnet-small-digits.safetensors"
     assert len(file.read_bytes()) < 1_000_000
-    noted = models.metadata(str(file))
-    assert (noted["data"], noted["model"], noted["seed"]) == ("digits", "resnet-small", "0")
+    metadata = models.metadata(str(file))
+    assert (metadata["data"], metadata["model"], metadata["seed"]) == ("digits", "resnet-small", "0")
 
 
 def test_on_the_command_line(tmp_path, capsys):
@@ -149,10 +150,10 @@ def test_on_the_command_line(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["resnet-smal", "--data", "digits"], "Did you mean 'resnet-small'"),
-        (["resnet-small", "--data", "digit"], "Did you mean 'digits'"),
-        (["resnet-small", "--data", "digits", "--epochs", "0"], "epochs must be above 0"),
-        (["resnet-small", "--data", "digits", "--out", "weights.pt"], "ends in .safetensors"),
+        (["resnet-smal", "--data", "digits"], "'resnet-small'"),
+        (["resnet-small", "--data", "digit"], "'digits'"),
+        (["resnet-small", "--data", "digits", "--epochs", "0"], "epochs"),
+        (["resnet-small", "--data", "digits", "--out", "weights.pt"], ".safetensors"),
         (["resnet-small", "--data", "digits", "--device", "abacus"], "'abacus'"),
         (["json:dumps", "--data", "digits"], "json:dumps"),
     ],

@@ -25,20 +25,20 @@ KEYS = {path.stem: json.loads(path.read_text()) for path in (Path(__file__).pare
 
 @pytest.fixture(scope="module")
 def built():
-    """Each model once; nothing here changes them."""
-    made = {}
+    """A function that returns a model by name, built once; no test changes it."""
+    cache = {}
 
     def get(name):
-        if name not in made:
+        if name not in cache:
             torch.manual_seed(1)
-            made[name] = shaken(models.get(name))
-        return made[name]
+            cache[name] = randomise(models.get(name))
+        return cache[name]
 
     return get
 
 
-def shaken(model):
-    """The model with statistics and affine parameters that are not the trivial ones."""
+def randomise(model):
+    """Give the model random statistics and affine parameters, and return it."""
     with torch.no_grad():
         for module in model.modules():
             if isinstance(module, torch.nn.BatchNorm2d):
@@ -65,7 +65,7 @@ def test_names_and_shapes_are_those_of_the_published_checkpoints(name, built):
 
 
 @pytest.mark.parametrize("name", TABLE)
-def test_predictions_are_the_reference_s(name, built):
+def test_predictions_equal_the_references(name, built):
     _, forward, mean, std, _ = TABLE[name]
     model, x = built(name), torch.rand(2, 3, 8, 8)
     mean, std = torch.tensor(mean), torch.tensor(std)
@@ -77,7 +77,7 @@ def test_predictions_are_the_reference_s(name, built):
 
 
 @pytest.mark.parametrize("name", TABLE)
-def test_models_are_in_eval_mode_and_a_pass_changes_nothing(name, built):
+def test_models_are_in_eval_mode_and_a_forward_pass_changes_nothing(name, built):
     model = built(name)
     assert not any(module.training for module in model.modules())
     before = models.fingerprint(model)
@@ -108,7 +108,7 @@ def test_gradients_reach_the_images_and_every_parameter(name, built):
 
 
 def test_the_images_gradient_is_the_derivative():
-    model, step = shaken(models.get("resnet-small")).double(), 1e-6
+    model, step = randomise(models.get("resnet-small")).double(), 1e-6
     x = torch.rand(1, 3, 8, 8, dtype=torch.float64, requires_grad=True)
     loss = model(x).sum()
     (slope,) = torch.autograd.grad(loss, x)
@@ -131,7 +131,7 @@ def test_any_resolution_channels_and_classes():
         (torch.zeros(3, 8, 8), r"\(3, 8, 8\)"),
     ],
 )
-def test_images_of_the_wrong_kind_are_refused(x, words):
+def test_images_of_a_wrong_type_or_shape_are_refused(x, words):
     with pytest.raises((TypeError, ValueError), match=words):
         models.get("resnet-small")(x)
 

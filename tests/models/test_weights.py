@@ -1,4 +1,4 @@
-"""Files of weights: what is read, what is refused, and that a refusal changes nothing."""
+"""Files of weights: which are read, which are refused, and that a refused file leaves the model unchanged."""
 
 import json
 import os
@@ -20,7 +20,7 @@ KEYS = {path.stem: json.loads(path.read_text()) for path in (Path(__file__).pare
 
 
 class Payload:
-    """Unpickled, it leaves a trace."""
+    """An object that creates a folder when it is unpickled."""
 
     def __init__(self, trace):
         self.trace = str(trace)
@@ -63,19 +63,19 @@ def test_a_checkpoint_with_the_published_names_loads_strictly(name, tmp_path):
 
 @pytest.mark.parametrize("wrapper", [None, "state_dict", "model", "net"])
 @pytest.mark.parametrize("prefix", ["", "module.", "module.model."])
-def test_wrappings_come_off(wrapper, prefix, model, other, tmp_path):
+def test_wrappers_and_prefixes_are_removed(wrapper, prefix, model, other, tmp_path):
     state = OrderedDict((prefix + name, value) for name, value in other.state_dict().items())
     torch.save({wrapper: state, "epoch": 3} if wrapper else state, tmp_path / "weights.pt")
     assert models.load(model, tmp_path / "weights.pt") == models.fingerprint(other)
 
 
-def test_checkpoints_from_before_the_counter_load(model, other, tmp_path):
+def test_checkpoints_without_batch_counters_load(model, other, tmp_path):
     state = {k: v for k, v in other.state_dict().items() if not k.endswith("num_batches_tracked")}
     torch.save(state, tmp_path / "old.pt")
     assert models.load(model, tmp_path / "old.pt") == models.fingerprint(other)
 
 
-def test_constants_in_the_file_replace_the_model_s(model, other, tmp_path):
+def test_constants_in_the_file_replace_the_models(model, other, tmp_path):
     mu, sigma = torch.tensor([0.1, 0.2, 0.3]), torch.tensor([0.4, 0.5, 0.6])
     state = {**other.state_dict(), "mu": nn.Parameter(mu.view(1, 3, 1, 1)), "sigma": sigma.view(1, 3, 1, 1)}
     torch.save({"state_dict": state}, tmp_path / "robustbench.pt")
@@ -91,12 +91,12 @@ def test_constants_in_the_file_replace_the_model_s(model, other, tmp_path):
 def test_constants_of_another_number_of_channels_are_refused(model, other, tmp_path):
     torch.save({**other.state_dict(), "mu": torch.zeros(1, 1, 1, 1)}, tmp_path / "weights.pt")
     before = models.fingerprint(model)
-    with pytest.raises(ValueError, match=r"mu is \(1, 1, 1, 1\), expected \(1, 3, 1, 1\)"):
+    with pytest.raises(ValueError, match=r"mu is \(1, 1"):
         models.load(model, tmp_path / "weights.pt")
     assert models.fingerprint(model) == before
 
 
-def test_a_missing_file_is_named(model, tmp_path):
+def test_errors_name_a_missing_file(model, tmp_path):
     for suffix in ("pt", "safetensors"):
         with pytest.raises(FileNotFoundError, match=f"nowhere.{suffix}"):
             models.load(model, tmp_path / f"nowhere.{suffix}")
@@ -111,13 +111,13 @@ def pickled(content, path):
 
 
 @pytest.mark.parametrize("write", [torch.save, pickled])
-def test_a_pickled_object_is_refused_and_not_run(write, model, tmp_path):
+def test_a_pickled_object_is_refused_and_not_executed(write, model, tmp_path):
     trace, path = tmp_path / "trace", tmp_path / "weights.pt"
     write({"state_dict": model.state_dict(), "extra": Payload(trace)}, path)
     with pytest.raises(ValueError, match=r"refused"):
         models.load(model, path)
     assert not trace.exists()
-    # The file is what it is meant to be.
+    # Without the restricted unpickler, the file does execute its payload.
     pickle.loads(path.read_bytes()) if write is pickled else torch.load(path, weights_only=False)
     assert trace.exists()
 
@@ -130,7 +130,7 @@ def test_a_pickled_model_is_refused_and_named(model, tmp_path):
 
 @pytest.mark.parametrize("content", [b"", b"garbage", b"PK\x03\x04 not a zip", b"\x80\x02}q\x00."])
 @pytest.mark.parametrize("suffix", ["pt", "safetensors"])
-def test_files_that_are_no_weights_are_refused(content, suffix, model, tmp_path):
+def test_files_that_do_not_hold_weights_are_refused(content, suffix, model, tmp_path):
     path = tmp_path / f"weights.{suffix}"
     path.write_bytes(content)
     before = models.fingerprint(model)
@@ -149,13 +149,13 @@ def test_a_truncated_safetensors_file_is_refused(model, tmp_path):
 
 
 @pytest.mark.parametrize("content", [[1, 2], torch.zeros(3), {1: torch.zeros(3)}])
-def test_what_is_no_state_dict_is_refused(content, model, tmp_path):
+def test_other_contents_than_a_state_dict_are_refused(content, model, tmp_path):
     torch.save(content, tmp_path / "weights.pt")
     with pytest.raises(ValueError, match="state_dict"):
         models.load(model, tmp_path / "weights.pt")
 
 
-def test_a_dictionary_inside_itself_ends(model, tmp_path):
+def test_a_dictionary_that_contains_itself_is_refused(model, tmp_path):
     endless = {}
     endless["model"] = endless
     torch.save(endless, tmp_path / "weights.pt")
@@ -180,9 +180,9 @@ CHANGES = {
 
 
 @pytest.mark.parametrize("change", CHANGES)
-def test_what_does_not_fit_is_named_and_nothing_changes(change, model, other, tmp_path):
-    make, words = CHANGES[change]
-    torch.save(make(other.state_dict()), tmp_path / "weights.pt")
+def test_the_error_lists_what_does_not_fit_and_the_model_is_unchanged(change, model, other, tmp_path):
+    change_state, words = CHANGES[change]
+    torch.save(change_state(other.state_dict()), tmp_path / "weights.pt")
     before = {name: value.clone() for name, value in model.state_dict().items()}
     with pytest.raises(ValueError, match=words) as error:
         models.load(model, tmp_path / "weights.pt")
@@ -190,7 +190,7 @@ def test_what_does_not_fit_is_named_and_nothing_changes(change, model, other, tm
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
 
 
-def test_not_strict_takes_what_fits(model, other, tmp_path):
+def test_not_strict_loads_what_fits(model, other, tmp_path):
     state, bias = other.state_dict(), model.linear.bias.clone()
     torch.save({**without(state, "linear.bias"), "extra": torch.zeros(1)}, tmp_path / "part.pt")
     models.load(model, tmp_path / "part.pt", strict=False)
@@ -223,7 +223,7 @@ def test_the_fingerprint_changes_with_any_weight_and_not_with_the_path(model, ot
     assert models.fingerprint(model) != expected
 
 
-def test_what_is_saved_comes_back(other, tmp_path):
+def test_save_and_load(other, tmp_path):
     source = models.get("resnet-small", mean=0.25, std=0.75)
     path = tmp_path / "new" / "weights.safetensors"
     models.save(source, path, accuracy=0.97, data="digits")
@@ -235,7 +235,7 @@ def test_what_is_saved_comes_back(other, tmp_path):
     assert [file.name for file in path.parent.iterdir()] == ["weights.safetensors"]
     plain = tmp_path / "plain"
     plain.touch()
-    assert path.stat().st_mode == plain.stat().st_mode  # whoever may read other files may read this one
+    assert path.stat().st_mode == plain.stat().st_mode  # as readable as other files
 
 
 def test_tied_weights_can_be_saved(tmp_path):
@@ -265,19 +265,19 @@ def test_a_failed_save_leaves_the_old_file_and_nothing_else(model, tmp_path, mon
 
 
 def test_only_safetensors_are_written(model, tmp_path):
-    with pytest.raises(ValueError, match=r"ends in '\.safetensors'"):
+    with pytest.raises(ValueError, match=r"\.safetensors"):
         models.save(model, tmp_path / "weights.pt")
 
 
-def test_without_safetensors_the_extra_is_named(model, tmp_path, monkeypatch):
+def test_without_safetensors_the_error_names_the_extra(model, tmp_path, monkeypatch):
     path = tmp_path / "weights.safetensors"
     models.save(model, path)
     monkeypatch.setitem(sys.modules, "safetensors.torch", None)
     monkeypatch.setitem(sys.modules, "safetensors", None)
     for call in (models.load, models.save):
-        with pytest.raises(ImportError, match=r"pip install 'medbn\[bench\]'"):
+        with pytest.raises(ImportError, match=r"medbn\[bench\]"):
             call(model, path)
-    with pytest.raises(ImportError, match=r"pip install 'medbn\[bench\]'"):
+    with pytest.raises(ImportError, match=r"medbn\[bench\]"):
         models.metadata(path)
     torch.save(model.state_dict(), tmp_path / "weights.pt")
     models.load(model, tmp_path / "weights.pt")  # needs none of it

@@ -45,11 +45,6 @@ class Dataset:
     def __len__(self) -> int:
         return len(self.labels)
 
-    @property
-    def size(self) -> tuple[int, int]:
-        """Height and width of an image."""
-        return self.shape[1:]
-
     @cached_property
     def fingerprint(self) -> str:
         """A hash of images, labels and order, by which results on other data are told apart."""

@@ -1,4 +1,4 @@
-"""Models by name: ours, the libraries', the user's own."""
+"""Models of torchvision and timm, and functions of a user's own."""
 
 import sys
 import types
@@ -9,7 +9,6 @@ from torch import nn
 
 import medbn
 from medbn import models
-from medbn.models import registry
 
 
 class Tiny(nn.Module):
@@ -26,14 +25,14 @@ class Tiny(nn.Module):
 @pytest.fixture
 def calls(monkeypatch):
     """Replace torchvision and timm by modules that record how they are called."""
-    seen = []
+    recorded = []
 
     def get_model(name, *, weights=None, num_classes=1000):
-        seen.append(("torchvision", name, weights, num_classes))
+        recorded.append(("torchvision", name, weights, num_classes))
         return Tiny(num_classes)
 
     def create_model(name, *, pretrained=False, num_classes=1000, in_chans=3):
-        seen.append(("timm", name, pretrained, num_classes, in_chans))
+        recorded.append(("timm", name, pretrained, num_classes, in_chans))
         model = Tiny(num_classes, in_chans)
         if name == "vit":
             model.pretrained_cfg = {"mean": (0.5, 0.5, 0.5), "std": (0.25, 0.25, 0.25), "num_classes": 1000}
@@ -45,10 +44,10 @@ def calls(monkeypatch):
     monkeypatch.setitem(sys.modules, "torchvision", torchvision)
     monkeypatch.setitem(sys.modules, "torchvision.models", torchvision.models)
     monkeypatch.setitem(sys.modules, "timm", timm)
-    return seen
+    return recorded
 
 
-def by_hand(model, x, mean, std):
+def normalise_and_call(model, x, mean, std):
     return model.model(torch.stack([(x[:, c] - mean[c]) / std[c] for c in range(3)], dim=1))
 
 
@@ -60,20 +59,20 @@ def test_library_models_are_normalised_and_in_eval_mode(library, calls):
     ]
     assert not model.training
     x = torch.rand(2, 3, 16, 16)
-    torch.testing.assert_close(model(x), by_hand(model, x, (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)))
+    torch.testing.assert_close(model(x), normalise_and_call(model, x, (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)))
     assert all(name.startswith("model.") for name in model.state_dict())
 
 
-def test_default_weights_are_the_library_s(calls):
+def test_default_weights_are_the_librarys(calls):
     models.get("torchvision:resnet50", weights="default")
     models.get("timm:resnet50", weights="default")
     assert calls == [("torchvision", "resnet50", "DEFAULT", 1000), ("timm", "resnet50", True, 1000, 3)]
 
 
-def test_timm_s_own_constants_count_and_given_ones_more(calls):
+def test_timms_constants_are_used_unless_others_are_given(calls):
     x = torch.rand(2, 3, 16, 16)
     model = models.get("timm:vit")
-    torch.testing.assert_close(model(x), by_hand(model, x, [0.5] * 3, [0.25] * 3))
+    torch.testing.assert_close(model(x), normalise_and_call(model, x, [0.5] * 3, [0.25] * 3))
     model = models.get("timm:vit", mean=0.0, std=1.0)
     torch.testing.assert_close(model(x), model.model(x))
 
@@ -91,14 +90,14 @@ def test_channels_of_library_models(calls):
         models.get("torchvision:resnet50", channels=1)
 
 
-def test_library_models_adapt_and_show_their_stages(calls):
+def test_sar_finds_the_stages_of_library_models(calls):
     tta = medbn.adapt(models.get("timm:resnet50"), "sar", "mean")
     learned = {n for n, p in tta.model.named_parameters() if p.requires_grad}
     assert learned == {f"model.layer1.{i}.{p}" for i in (1, 3) for p in ("weight", "bias")}
 
 
 @pytest.mark.parametrize("prefix", ["", "model."])
-def test_files_for_the_bare_model_load_into_the_normalised_one(prefix, calls, tmp_path):
+def test_weights_of_the_bare_model_load_into_the_normalised_one(prefix, calls, tmp_path):
     bare = Tiny(5)
     torch.save({prefix + k: v for k, v in bare.state_dict().items()}, tmp_path / "weights.pt")
     model = models.get("timm:resnet50", classes=5, weights=tmp_path / "weights.pt")
@@ -107,7 +106,7 @@ def test_files_for_the_bare_model_load_into_the_normalised_one(prefix, calls, tm
 
 @pytest.mark.parametrize("library", ["torchvision", "timm"])
 @pytest.mark.parametrize("fault", [None, RuntimeError("operator torchvision::nms does not exist")])
-def test_without_the_library_the_extra_is_named(library, fault, monkeypatch):
+def test_without_the_library_the_error_names_the_extra(library, fault, monkeypatch):
     if fault is None:
         monkeypatch.setitem(sys.modules, library, None)
     else:
@@ -116,12 +115,12 @@ def test_without_the_library_the_extra_is_named(library, fault, monkeypatch):
             raise fault
 
         monkeypatch.setattr("medbn.models.external.importlib.import_module", fail)
-    with pytest.raises(ImportError, match=rf"{library} could not be imported.*pip install 'medbn\[vision\]'"):
+    with pytest.raises(ImportError, match=rf"{library}.*medbn\[vision\]"):
         models.get(f"{library}:resnet50")
 
 
 @pytest.fixture
-def mine(monkeypatch):
+def user_module(monkeypatch):
     module = types.ModuleType("my_models")
     module.tiny = Tiny
     module.wrong = lambda: "a string"
@@ -130,7 +129,7 @@ def mine(monkeypatch):
     return module
 
 
-def test_a_function_of_the_user_s_gets_the_options(mine, tmp_path):
+def test_a_users_function_gets_the_options(user_module, tmp_path):
     model = models.get("my_models:tiny", classes=4, channels=2)
     assert model(torch.rand(2, 2, 16, 16)).shape == (2, 4)
     assert not model.training
@@ -147,64 +146,18 @@ def test_a_function_of_the_user_s_gets_the_options(mine, tmp_path):
         ("my_models:missing", ValueError, "missing"),
         ("my_models:number", ValueError, "number"),
         ("no_such_module:f", ValueError, "no_such_module"),
-        ("resnet26:", ValueError, "unknown model"),
-        ("resnet62", ValueError, "Did you mean 'resnet26'"),
-        (26, ValueError, "Available: resnet-small, resnet26"),
+        ("resnet26:", ValueError, "'resnet26:'"),
+        ("resnet62", ValueError, "'resnet26'"),
+        (26, ValueError, "resnet-small, resnet26"),
     ],
 )
-def test_wrong_names_say_what_is_there(name, kind, words, mine):
+def test_wrong_names_are_explained(name, kind, words, user_module):
     with pytest.raises(kind, match=words):
         models.get(name)
 
 
-def test_a_module_that_fails_to_import_something_else_says_so_itself(monkeypatch, tmp_path):
+def test_a_module_with_a_failing_import_raises_its_own_error(monkeypatch, tmp_path):
     (tmp_path / "leaning.py").write_text("import not_installed_anywhere\n")
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(ModuleNotFoundError, match="not_installed_anywhere"):
         models.get("leaning:f")
-
-
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ({"meen": 0.5}, "meen.*'mean'"),
-        ({"classes": 0}, "classes=0"),
-        ({"channels": 1.5}, "channels=1.5"),
-        ({"classes": True}, "classes=True"),
-        ({"weights": "default"}, "torchvision: and timm:"),
-    ],
-)
-def test_wrong_options_say_what_is_expected(options, words):
-    with pytest.raises(ValueError, match=words):
-        models.get("resnet-small", **options)
-
-
-def test_shipped_weights(monkeypatch, tmp_path):
-    monkeypatch.setattr(registry, "_weights_folder", lambda: tmp_path)
-    with pytest.raises(ValueError, match=r"resnet-small.*none"):
-        models.get("resnet-small", weights="shipped")
-    pytest.importorskip("safetensors")
-    source = models.get("resnet-small", channels=1)
-    models.save(source, tmp_path / "resnet-small-digits.safetensors")
-    shipped = models.get("resnet-small", channels=1, weights="shipped")
-    assert models.fingerprint(shipped) == models.fingerprint(source)
-    with pytest.raises(ValueError, match=r"resnet26.*resnet-small"):
-        models.get("resnet26", weights="shipped")
-
-
-def test_the_shipped_folder_is_beside_the_code():
-    assert registry._weights_folder().name == "weights"
-    assert str(registry._weights_folder()).startswith(models.__path__[0])
-
-
-def test_adding_a_model_is_one_function():
-    try:
-        models.register("tiny")(Tiny)
-        assert "tiny" in models.available()
-        assert models.get("tiny", classes=3).fc.out_features == 3
-        with pytest.raises(ValueError, match="tiny"):
-            models.register("tiny")
-    finally:
-        models.unregister("tiny")
-    with pytest.raises(TypeError, match="a:b"):
-        models.register("a:b")
