@@ -1,0 +1,144 @@
+"""The order of imports that ``docs/architecture.md`` lists is true of the code, lazy imports included."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PACKAGE = ROOT / "src" / "medbn"
+PAGE = ROOT / "docs" / "architecture.md"
+FILES = sorted(PACKAGE.rglob("*.py"))
+ABOVE = {"__init__", "__main__"}
+"""The package's own front door, which may import everything."""
+
+
+@dataclass(frozen=True)
+class Import:
+    """One imported module or name of medbn, as an absolute path such as ``("methods", "Adapter")``."""
+
+    path: tuple[str, ...]
+    bound: str
+    line: int
+
+
+def order() -> list[str]:
+    """The parts of the package in the order in which they may import each other: the numbered list of the page."""
+    return re.findall(r"^\d+\. `(\w+)`", PAGE.read_text(encoding="utf-8"), flags=re.MULTILINE)
+
+
+def part_of(file: Path) -> str:
+    """The folder or file directly below the package."""
+    return file.relative_to(PACKAGE).parts[0].removesuffix(".py")
+
+
+@cache
+def imports(file: Path) -> tuple[Import, ...]:
+    """All imports of medbn in a file, wherever they stand."""
+    return tuple(_imports(file))
+
+
+def _imports(file: Path) -> Iterator[Import]:
+    package = file.relative_to(PACKAGE).parent.parts
+    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            for name in node.names:
+                parts = name.name.split(".")
+                if parts[0] == "medbn":
+                    yield Import(tuple(parts[1:]), name.asname or parts[0], node.lineno)
+        elif isinstance(node, ast.ImportFrom):
+            module = tuple((node.module or "").split(".")) if node.module else ()
+            if node.level:
+                module = (*package[: len(package) - node.level + 1], *module)
+            elif module[:1] == ("medbn",):
+                module = module[1:]
+            else:
+                continue
+            for name in node.names:
+                yield Import((*module, name.name), name.asname or name.name, node.lineno)
+
+
+def is_module(path: tuple[str, ...]) -> bool:
+    place = PACKAGE.joinpath(*path)
+    return place.with_suffix(".py").is_file() or (place / "__init__.py").is_file()
+
+
+def test_the_page_lists_every_part_of_the_package_once():
+    parts = {part_of(file) for file in FILES} - ABOVE
+    assert sorted(order()) == sorted(parts)
+
+
+@pytest.mark.parametrize("part", sorted({part_of(file) for file in FILES} - ABOVE))
+def test_a_part_imports_only_earlier_ones(part):
+    earlier = set(order()[: order().index(part)])
+    back = [
+        f"{file.relative_to(ROOT)}:{found.line} imports {'.'.join(found.path)}"
+        for file in FILES
+        if part_of(file) == part
+        for found in imports(file)
+        if found.path[0] != part and found.path[0] not in earlier
+    ]
+    assert not back, "\n".join(back)
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: str(file.relative_to(PACKAGE)))
+def test_other_folders_are_entered_by_their_front_door(file):
+    """What another folder's ``__init__`` does not export is that folder's own."""
+    own = part_of(file)
+    beyond = []
+    for found in imports(file):
+        if found.path[0] == own or (file.parent == PACKAGE and file.stem in ABOVE):
+            continue
+        inside = [part for part in found.path[1:] if part.startswith("_") and part != "__version__"]
+        folder = (PACKAGE / found.path[0]).is_dir()
+        # `from ..bench import Cell` is the door; `from ..bench.cell import Cell` is not.
+        reaches = (
+            folder and len(found.path) > 2 and is_module(found.path[:2]) and found.path[:2] not in public_modules()
+        )
+        if inside or reaches:
+            beyond.append(f"line {found.line}: {'.'.join(found.path)}")
+    assert not beyond, "\n".join(beyond)
+
+
+@cache
+def public_modules() -> frozenset[tuple[str, ...]]:
+    """Modules of folders that the folder's ``__init__`` lists in ``__all__``, such as ``attacks.objectives``."""
+    public = set()
+    for door in PACKAGE.glob("*/__init__.py"):
+        for node in ast.parse(door.read_text(encoding="utf-8")).body:
+            if isinstance(node, ast.Assign) and getattr(node.targets[0], "id", "") == "__all__":
+                public |= {(door.parent.name, name) for name in ast.literal_eval(node.value)}
+    return frozenset(path for path in public if is_module(path))
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: str(file.relative_to(PACKAGE)))
+def test_no_module_uses_private_names_of_another(file):
+    modules = {found.bound for found in imports(file) if is_module(found.path)}
+    private = [
+        f"line {node.lineno}: {node.value.id}.{node.attr}"
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Attribute)
+        and isinstance(node.value, ast.Name)
+        and node.value.id in modules
+        and node.attr.startswith("_")
+        and not node.attr.startswith("__")
+    ]
+    private += [
+        f"line {found.line}: {'.'.join(found.path)}"
+        for found in imports(file)
+        if found.path[-1].startswith("_") and not found.path[-1].startswith("__") and not is_module(found.path)
+    ]
+    assert not private, "\n".join(private)
+
+
+def test_every_file_that_the_page_names_exists():
+    """Paths stand as they are from the root, or from the package, which the page leaves out."""
+    named = set(re.findall(r"`([\w/.-]+\.(?:py|c|h|html|css|js))`", PAGE.read_text(encoding="utf-8")))
+    assert len(named) > 30
+    assert not [path for path in sorted(named) if not ((ROOT / path).exists() or (PACKAGE / path).exists())]
