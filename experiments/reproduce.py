@@ -22,9 +22,8 @@ from typing import Any
 
 import torch
 
-from medbn import bench, cli
+from medbn import bench, cli, gradients
 from medbn.bench import DEFENCES, Event, Recipe
-from medbn.bench.recipes import GRADIENTS
 
 ALL = ("source", "tebn", "tent", "eta", "eata", "sar", "sotta", "sema", "mdia")
 FAMILIES = ("gaussian_noise", "defocus_blur", "fog", "contrast", "jpeg_compression")
@@ -158,7 +157,13 @@ def main() -> None:
     parser.add_argument("--batches", type=cli.positive_int, help="of each stream, instead of what is reported")
     parser.add_argument("--seeds", type=cli.natural_int, nargs="+", help="of the streams: other batches and targets")
     parser.add_argument("--estimators", nargs="+", help="instead of all")
-    parser.add_argument("--gradients", nargs="+", choices=GRADIENTS, metavar="G", help=f"of {', '.join(GRADIENTS)}")
+    parser.add_argument(
+        "--gradients",
+        nargs="+",
+        choices=gradients.available(),
+        metavar="G",
+        help=f"of {', '.join(gradients.available())}",
+    )
     parser.add_argument("--smoke", action="store_true", help="on digits and a small model, in seconds")
     parser.add_argument("--seal", type=Path, metavar="FILE", help="copy the results there at the end")
     options = parser.parse_args()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import InitVar, asdict, dataclass, field, fields
 from typing import Any
 
 from .. import attacks, methods
@@ -29,7 +29,10 @@ def check_types(value: Any) -> None:
 
 @dataclass(frozen=True)
 class Attack:
-    """An attack by its options, which are those of ``medbn.attacks.DIA``; ``objective`` is a name."""
+    """An attack by its options, which are those of ``medbn.attacks.DIA``; ``objective`` is a name.
+
+    ``validate`` is False for an attack that was stored: its objective may be registered only where it ran.
+    """
 
     objective: str = "targeted"
     steps: int = 100
@@ -41,8 +44,11 @@ class Attack:
     alignment: float = 0.0
     start: str = "grey"
     restarts: int = 1
+    validate: InitVar[bool] = True
 
-    def __post_init__(self) -> None:
+    def __post_init__(self, validate: bool) -> None:
+        if not validate:
+            return
         check_types(self)
         if attacks.objectives.get(self.objective).dense:
             raise ValueError(f"objective {self.objective!r} is for segmentation models, which the bench does not run.")
@@ -149,7 +155,7 @@ class Cell:
             **{
                 **values,
                 "setting": Setting(**values["setting"]),
-                "attack": None if attack is None else Attack(**attack),
+                "attack": None if attack is None else Attack(**attack, validate=False),
             }
         )
 
