@@ -41,7 +41,7 @@ class Plan:
             if value is not None and not value > 0:
                 raise ValueError(f"{name} must be above 0, got {value}.")
 
-    def batch(self, images: int) -> int:
+    def batch_size_for(self, images: int) -> int:
         """Return the batch size for that many images."""
         return min(images, self.batch_size or (500 if images >= 20_000 else 50))
 
@@ -104,7 +104,7 @@ def _train(
     device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     on_gpu = device.type == "cuda"
     model = model.to(device).to(memory_format=torch.channels_last).train()  # type: ignore[call-overload]
-    size = plan.batch(len(dataset))
+    size = plan.batch_size_for(len(dataset))
     steps = max(1, len(dataset) // size)
     optimizer = torch.optim.SGD(
         model.parameters(), plan.lr, momentum=plan.momentum, weight_decay=plan.weight_decay, nesterov=True

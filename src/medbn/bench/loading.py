@@ -80,6 +80,7 @@ def user_code(cell: Cell) -> str:
     parts: list[Any] = []
     if is_user_model(cell.setting.model):
         parts.append(importlib.import_module(cell.setting.model.split(":")[0]))
+    parts.append(data.corruptions.get(cell.corruption).apply)
     parts.append(estimators.get(cell.estimator).function)
     parts.append(methods.get(cell.method))
     if cell.attack is not None:

@@ -47,7 +47,7 @@ class Dataset:
 
     @cached_property
     def fingerprint(self) -> str:
-        """A hash of images, labels and order, by which results on other data are told apart."""
+        """A hash of images, labels and order, which identifies the data of stored results."""
         # cached_property writes to the instance's dictionary, which a frozen dataclass still has.
         return self.compute_fingerprint()
 

@@ -91,7 +91,7 @@ def corrupt(
         return result
 
     def compute_fingerprint() -> str:
-        photographs = corruptions.frost_fingerprint(frost) if corruption == "frost" else ""
+        photographs = corruptions.frost_fingerprint(frost) if corruptions.get(corruption).uses_frost else ""
         return digest(dataset.fingerprint, corruption, f"{severity} {seed} {corruptions.VERSION}", photographs)
 
     return Dataset(

@@ -59,7 +59,7 @@ def check(name: str, severity: int, frost: str | Path | None = None) -> Corrupti
     """Return the corruption of that name; raise an error if its severity or its files do not exist."""
     corruption = REGISTRY.get(name)
     check_severity(severity)
-    if name == "frost" and frost != "synthetic":
+    if corruption.uses_frost and frost != "synthetic":
         frost_folder(frost)
     return corruption
 

@@ -63,6 +63,8 @@ class Corruption:
     """Constants for 32 px (CIFAR-10-C), severities 1 to 5."""
     large: Sequence[Level] = field(repr=False)
     """Constants for 224 px (ImageNet-C)."""
+    uses_frost: bool = False
+    """Whether it mixes in the photographs of frost, see ``corrupt``."""
 
     def level(self, severity: int, size: int) -> Level:
         """Return the constants for images whose shorter side is ``size``.
@@ -76,7 +78,13 @@ REGISTRY = Registry[Corruption]("corruption")
 
 
 def register(
-    name: str, *, group: str, small: Sequence[Any], large: Sequence[Any] | None = None, replace: bool = False
+    name: str,
+    *,
+    group: str,
+    small: Sequence[Any],
+    large: Sequence[Any] | None = None,
+    uses_frost: bool = False,
+    replace: bool = False,
 ) -> Callable[[Apply], Apply]:
     """Make ``corrupt(images, name, severity)`` apply the decorated function.
 
@@ -85,6 +93,7 @@ def register(
         group: the group that reports list it in.
         small: its constants for images of 32 px: one number or tuple for each of the five severities.
         large: those for 224 px; by default the same.
+        uses_frost: see ``Corruption``.
         replace: take the place of an earlier corruption of that name.
     """
 
@@ -92,7 +101,7 @@ def register(
         constants = _levels(small), _levels(small if large is None else large)
         if {len(levels) for levels in constants} != {5}:
             raise ValueError(f"corruption {name!r} needs constants for five severities.")
-        REGISTRY.register(name, Corruption(name, group, function, *constants), replace=replace)
+        REGISTRY.register(name, Corruption(name, group, function, *constants, uses_frost), replace=replace)
         return function
 
     return add

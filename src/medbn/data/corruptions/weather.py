@@ -51,6 +51,7 @@ def snow(x: Tensor, level: Level, random: ImageRandom) -> Tensor:
     group="weather",
     small=[(1, 0.2, 0.2), (1, 0.3, 0.2), (0.9, 0.4, 0.2), (0.85, 0.4, 0.2), (0.75, 0.45, 0.2)],
     large=[(1, 0.4, 1), (0.8, 0.6, 1), (0.7, 0.7, 1), (0.65, 0.7, 1), (0.6, 0.75, 1)],
+    uses_frost=True,
 )
 def frost(x: Tensor, level: Level, random: ImageRandom) -> Tensor:
     """Mix the image with a random crop of a photograph of frost.
