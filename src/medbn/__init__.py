@@ -1,13 +1,18 @@
 """Safe test-time adaptation: batch normalisation that a few crafted images cannot hijack.
 
-import medbn
+One line makes a model robust, one line makes it adapt:
 
     model = medbn.convert(model, estimator="median")   # every BatchNorm is now MedBN; same parameters, same keys
     tta = medbn.adapt(model, method="tent")            # a copy of it that adapts while it serves
     logits = tta(images)                               # predicts and adapts
 """
 
-from . import attacks, estimators, functional, medians, methods, policies
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from . import attacks, estimators, functional, gradients, hooks, kernels, medians, methods, policies
 from ._version import __version__
 from .convert import convert, register_tail, revert
 from .hooks import backward_through, observe
@@ -22,6 +27,9 @@ from .layers import (
 )
 from .methods import adapt
 
+if TYPE_CHECKING:
+    from . import bench, data, models
+
 __all__ = [
     "MedBatchNorm1d",
     "MedBatchNorm2d",
@@ -34,13 +42,26 @@ __all__ = [
     "adapt",
     "attacks",
     "backward_through",
+    "bench",
     "convert",
+    "data",
     "estimators",
     "functional",
+    "gradients",
+    "hooks",
+    "kernels",
     "medians",
     "methods",
+    "models",
     "observe",
     "policies",
     "register_tail",
     "revert",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    # Imported on first use: they take long to import, and some need optional packages.
+    if name in ("bench", "data", "models"):
+        return importlib.import_module(f"{__name__}.{name}")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
