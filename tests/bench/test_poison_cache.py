@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import replace
 
 import pytest
 import torch
 
 import medbn
-from medbn import bench, data, methods, models
+from medbn import bench, data, methods, models, policies
 from medbn.bench import cell_stream
 from medbn.bench.poison_cache import SIZE, CachedAttack, PoisonCache
 
@@ -63,6 +64,24 @@ def test_the_key_of_past_follows_the_weight_of_the_batch(tiny, model):
         for options in ({}, {"momentum": 0.9}, {"batch_size": 20})
     ]
     assert keys[0] == keys[1] != keys[2]  # the momentum does not matter for the first batch
+
+
+def test_an_option_of_a_users_method_that_changes_normalisation_is_part_of_the_key(tiny, model):
+    class Weighted(methods.Adapter):
+        policy = policies.ema(0.0)
+
+        def __init__(self, model, *, weight, **options):
+            super().__init__(model, **options)
+            self.weight = weight
+
+        def commit_policy(self, images, memory):
+            return policies.ema(self.weight)
+
+    images, labels, attack = torch.rand(4, 1, 16, 16), torch.arange(4), tiny.attacks[0].build(0)
+    robust = medbn.convert(model)
+    adapters = [Weighted(copy.deepcopy(robust), weight=weight).begin() for weight in (0.2, 0.2, 0.8)]
+    keys = [key(adapter, attack, images, labels) for adapter in adapters]
+    assert keys[0] == keys[1] != keys[2]
 
 
 def test_the_key_follows_what_the_attacker_knows(model):

@@ -2,22 +2,34 @@
 
 import pytest
 import torch
+from torch import nn
 
 import medbn
+from medbn import policies
 from medbn.methods import Adapter, get
 
 from .table import ADAPTING, make
 
 
-class Mixed(Adapter):
-    """A method whose option changes how it normalises, but not the layers' policies."""
+class Weighted(Adapter):
+    """A method whose own option changes how surrogates normalise."""
 
-    def __init__(self, model, *, scale=1.0, **options):
+    policy = policies.ema(0.0)
+
+    def __init__(self, model, *, weight=0.5, **options):
         super().__init__(model, **options)
-        self.scale = scale
+        self.weight = weight
 
-    def run_model(self, inputs):
-        return super().run_model(inputs._replace(args=(inputs.args[0] * self.scale,)))
+    def commit_policy(self, images, memory):
+        return policies.ema(self.weight)
+
+
+class Own(Adapter):
+    """A method with an option and a memory that might change anything."""
+
+    def __init__(self, model, *, option=None, **options):
+        super().__init__(model, **options)
+        self.option = option
 
 
 def key(adapter, images=12, of="now"):
@@ -28,17 +40,22 @@ def adapter_of(kind, model, **options):
     return kind(medbn.convert(model), **options).begin()
 
 
-def test_an_option_of_ones_own_method_is_part_of_its_key(model):
-    one, same, other = (adapter_of(Mixed, model, scale=scale) for scale in (1.0, 1.0, 2.0))
+def test_an_option_that_changes_normalisation_is_part_of_the_key(model, batches):
+    one, same, other = (adapter_of(Weighted, model, weight=weight) for weight in (0.5, 0.5, 0.25))
+    assert torch.equal(one.surrogate()(batches[0]), same.surrogate()(batches[0]))
+    assert not torch.allclose(one.surrogate()(batches[0]), other.surrogate()(batches[0]))
     assert key(one) == key(same) != key(other)
+
+
+@pytest.mark.parametrize("options", [(1, 1.0), ([1], [2]), (torch.zeros(2), torch.ones(2)), (nn.ReLU(), nn.ReLU())])
+def test_any_option_is_part_of_the_key(options, model):
+    one, other = (adapter_of(Own, model, option=option) for option in options)
+    assert key(one) != key(other)
     assert key(one) != key(make(model, "tebn"))
-    unknown = adapter_of(Mixed, model, scale=torch.nn.Identity())  # might hold anything
-    assert key(unknown) != key(adapter_of(Mixed, model, scale=torch.nn.Identity()))
-    assert key(adapter_of(Mixed, model, scale=torch.zeros(2))) != key(adapter_of(Mixed, model, scale=torch.ones(2)))
 
 
-def test_the_memory_of_ones_own_method_is_part_of_its_key(model):
-    one, other = (adapter_of(Mixed, model) for _ in range(2))
+def test_the_memory_is_part_of_the_key(model):
+    one, other = (adapter_of(Own, model) for _ in range(2))
     other.memory["shift"] = torch.ones(3)
     assert key(one) != key(other)
     assert key(one, of="source") == key(other, of="source")

@@ -143,7 +143,10 @@ class Adapter(Stateful):
     # --- what a method overrides --------------------------------------------------------------------------------------
 
     def policy_for(self, layer: str) -> Policy:
-        """Return the policy of the layer of that name; asked at the start, after every batch and after ``restore``."""
+        """Return the policy of the layer of that name.
+
+        It may depend on ``self.memory``. Then override ``commit_policy`` too, which surrogates of other states use.
+        """
         return self.policy
 
     def commit_policy(self, images: int, memory: dict[str, Any]) -> Policy | None:
@@ -162,7 +165,10 @@ class Adapter(Stateful):
         """Do what must be done once the layers have their policies, before the first call."""
 
     def update(self, inputs: Inputs, output: Any) -> bool:
-        """Adapt to one batch, beside the moving averages; return whether the model now predicts differently."""
+        """Adapt to one batch; return whether the model now predicts differently.
+
+        The moving averages are not updated here: every call commits to them once, afterwards.
+        """
         return False
 
     def commits_prediction(self) -> bool:
@@ -294,7 +300,8 @@ class Adapter(Stateful):
         """Commit the statistics of one batch to the moving averages, and remember the batch."""
         commit(self.commit_policy(images, self.memory))
         self.remember(images)
-        self._set_policies()
+        if self.memory:  # policies change with the memory only
+            self._set_policies()
 
     def ignore_padding(self, inputs: Inputs) -> AbstractContextManager[None]:
         """Leave the padding of these inputs out of the statistics, inside the context."""
