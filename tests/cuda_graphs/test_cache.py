@@ -40,8 +40,8 @@ def test_calls_of_one_kind_share_a_graph(anywhere, adapted):
     first = get(graphs, adapted, x, 1)
     assert get(graphs, adapted, torch.rand(4, 3, 8, 8), 1) is first
     others = [(x[:3], 1), (x.to(memory_format=torch.channels_last), 1), (x.double(), 1), (x, 1.0), (x, True)]
-    found = {first, *(get(graphs, adapted, *inputs) for inputs in others), get(graphs, adapted, x, 1, key="other")}
-    assert len(found) == len(graphs) == len(others) + 2
+    all_graphs = {first, *(get(graphs, adapted, *inputs) for inputs in others), get(graphs, adapted, x, 1, key="other")}
+    assert len(all_graphs) == len(graphs) == len(others) + 2
     with pytest.raises(ObstacleError, match="list"):
         get(graphs, adapted, x, [1])
 

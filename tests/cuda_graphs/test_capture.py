@@ -14,12 +14,12 @@ def pool():
 
 
 def test_a_replay_reads_its_inputs_anew_and_writes_the_same_output(pool):
-    weight = torch.rand(5, 5, device="cuda")
+    weight = torch.rand(5, device="cuda")
 
     def function(inputs):
         x, power = inputs
         x.add_(1)
-        return x.clone(), (x @ weight) ** power
+        return x.clone(), (x * weight) ** power
 
     x = torch.rand(3, 5, device="cuda")
     graph = capture(function, [x, 2], pool)
@@ -28,10 +28,10 @@ def test_a_replay_reads_its_inputs_anew_and_writes_the_same_output(pool):
         for step in (1, 2):
             moved, output = graph.replay()
             assert torch.equal(moved, value + 1 if step == 1 else value + 1 + 1)
-            assert torch.equal(output, (moved @ weight) ** 2)
+            assert torch.equal(output, (moved * weight) ** 2)
     weight.mul_(2)  # read where it is
     graph.load([x, 2])
-    assert torch.equal(graph.replay()[1], ((x + 1) @ weight) ** 2)
+    assert torch.equal(graph.replay()[1], ((x + 1) * weight) ** 2)
 
 
 def wait(inputs):
@@ -49,7 +49,7 @@ def fail(inputs):
     return inputs[0] * torch.rand(5, device="cuda")
 
 
-@pytest.mark.parametrize(("function", "reason"), [(wait, "waits for the GPU"), (synchronise, ""), (fail, "not now")])
+@pytest.mark.parametrize(("function", "reason"), [(wait, "waits for the GPU"), (synchronise, "."), (fail, "not now")])
 def test_a_failed_capture_leaves_everything_usable(function, reason, pool):
     x = torch.rand(5, device="cuda")
     stream = torch.cuda.current_stream()

@@ -91,7 +91,7 @@ def _replay_steps(
     if not _is_frozen(attack.objective):
         raise ObstacleError(f"{type(attack.objective).__name__} is no frozen dataclass, so it may change unnoticed.")
     if not isinstance(surrogate, Surrogate):
-        raise ObstacleError(f"{type(adapter).__name__} has a surrogate of its own, whose state is not known.")
+        raise ObstacleError(f"{type(adapter).__name__} has a surrogate of its own, whose tensors cannot be replaced.")
     inputs, structure = tree_flatten((malicious, batch, surrogate.tensors))
 
     def step(static: list[Any]) -> tuple[Tensor, Tensor]:

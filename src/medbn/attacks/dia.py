@@ -26,7 +26,7 @@ LOOP_OPTIONS = {"steps", "start", "restarts", "seed", "generator", "check_every"
 
 
 class PoisonedBatch(NamedTuple):
-    """A poisoned batch, and what the attack reached."""
+    """A poisoned batch, the objective that the attack reached, and its number of steps."""
 
     images: Tensor
     """The whole batch; benign images are unchanged, to the bit."""
@@ -56,7 +56,7 @@ class DIA:
             ``"clean"``; ``"random"``. All are projected first.
         restarts: attempts; those after the first start at random, and the best on the surrogate is returned.
         seed: of random starts; every call starts from it again.
-        generator: draws random starts instead, if given: a CPU generator, which moves on from call to call.
+        generator: of random starts, instead of ``seed``: a CPU generator, which continues from call to call.
         check_every: after how many steps to check whether the attack succeeds on the surrogate, and to stop if so. None
             never checks, so that a step is forward, backward and update only.
         callback: called after every step with its number, the malicious images and the objective, as device tensors.
@@ -113,7 +113,7 @@ class DIA:
         return self._attack(adapter, images, labels, malicious, measure=self.restarts > 1).images
 
     def craft(self, adapter: Adapter, images: Tensor, labels: Tensor, malicious: Malicious) -> PoisonedBatch:
-        """Return the same with what the attack reached, for one more forward pass."""
+        """Return the same batch with the objective reached and the number of steps; costs one more forward pass."""
         return self._attack(adapter, images, labels, malicious, measure=True)
 
     # --- what a variant overrides -------------------------------------------------------------------------------------
@@ -148,7 +148,7 @@ class DIA:
     def _attack(
         self, adapter: Adapter, images: Tensor, labels: Tensor, malicious: Malicious, *, measure: bool
     ) -> PoisonedBatch:
-        """Return the best of all restarts. Without ``measure`` there is one, and what it reached is not computed."""
+        """Return the best of all restarts. Without ``measure``, the objective that was reached is not computed."""
         if not isinstance(adapter, Adapter):
             raise TypeError(
                 f"an attack needs an adapter, from medbn.adapt(model, ...); got a {type(adapter).__name__}."

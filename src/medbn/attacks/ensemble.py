@@ -1,4 +1,4 @@
-"""Several attacks on the same batch, of which the most harmful counts: hidden gradients then protect nobody."""
+"""Several attacks on the same batch, of which the most harmful counts, so that hiding one gradient is no defence."""
 
 from __future__ import annotations
 

@@ -32,11 +32,11 @@ class Summary:
     targets: int = 0
     """How many attacks were targeted."""
     hits: int = 0
-    """How many of these made the model predict the target class, whatever it predicts without attack."""
+    """How many targets the model predicts as the target class under attack."""
     already: int = 0
-    """How many target classes are predicted without attack too."""
+    """How many targets it predicts as the target class without attack too."""
     gained: int = 0
-    """Hits whose target class is not predicted without attack: what the attack achieved."""
+    """Hits that are not predicted so without attack: what the attack achieved."""
     batches: int = 0
     errors: list[float] = field(default_factory=list)
     """The share of wrong predictions on benign images in each batch, under attack."""

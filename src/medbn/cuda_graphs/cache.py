@@ -54,14 +54,14 @@ class GraphCache(Generic[T]):
         *,
         wait: bool = False,
     ) -> T | None:
-        """Return what ``capture`` made for calls of this kind, calling it now if there is nothing valid.
+        """Return the graph for calls of this kind, and capture it if there is no valid one.
 
         Args:
             model: the model that runs.
             key: what the caller's Python code depends on beside the model and the inputs.
             inputs: what the call reads: tensors and plain values.
-            capture: from the model's guard and a memory pool to a graph or something that holds one. If it raises
-                CaptureError, that is remembered and raised again for the same kind.
+            capture: returns a graph, or an object that holds one, given the model's guard and a memory pool. A
+                CaptureError that it raises is remembered and raised again for the same kind.
             wait: return None for the first call of a kind and capture at the second: most kinds come once.
         """
         key = (key, *map(_describe, inputs), _stream(inputs), settings())
@@ -107,7 +107,7 @@ class _Entry(Generic[T]):
 
 
 def find_obstacle(model: nn.Module, tensors: Iterable[Tensor]) -> str | None:
-    """Return what rules out a capture of the model on these tensors, as far as can be told without trying."""
+    """Return the reason that rules out a capture of the model on these tensors, or None if a capture may be tried."""
     if switched_off():
         return f"{SWITCH}=0 switches CUDA graphs off."
     tensors = list(tensors)

@@ -23,7 +23,7 @@ class CaptureError(Exception):
 
 
 class ObstacleError(CaptureError):
-    """A reason that is known without trying."""
+    """A reason that rules a capture out without trying it."""
 
 
 class Graph(Generic[T]):
