@@ -10,7 +10,7 @@ from .images import cifar_records
 def frost_photographs(tmp_path_factory: pytest.TempPathFactory):
     """A folder of five pictures under the names of the photographs of frost."""
     image = pytest.importorskip("PIL.Image")
-    from medbn.data.corruptions import FROST_FILES, synthetic_frost
+    from medbn.data.corruptions.frost import FROST_FILES, synthetic_frost
 
     folder = tmp_path_factory.mktemp("frost")
     for number, name in enumerate(FROST_FILES):

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from medbn.data.corruptions import corrupt, frost_folder, synthetic_frost
+from medbn.data.corruptions import corrupt
+from medbn.data.corruptions.frost import frost_folder, synthetic_frost
 from medbn.data.corruptions.plasma import plasma
 
 from .images import smooth_images

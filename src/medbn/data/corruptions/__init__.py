@@ -9,7 +9,7 @@ from importlib import import_module as _import_module
 from .apply import SEVERITIES, check, check_severity, corrupt
 from .base import REGISTRY as _REGISTRY
 from .base import Corruption, ImageRandom, Level, register
-from .frost import FROST_FILES, frost_fingerprint, frost_folder, synthetic_frost
+from .frost import frost_fingerprint
 
 GROUPS = ("noise", "blur", "weather", "digital")
 """The benchmark's groups, one file each, in the order of the paper's tables."""
@@ -27,7 +27,6 @@ get = _REGISTRY.get
 unregister = _REGISTRY.unregister
 
 __all__ = [
-    "FROST_FILES",
     "GROUPS",
     "NAMES",
     "SEVERITIES",
@@ -40,9 +39,7 @@ __all__ = [
     "check_severity",
     "corrupt",
     "frost_fingerprint",
-    "frost_folder",
     "get",
     "register",
-    "synthetic_frost",
     "unregister",
 ]
