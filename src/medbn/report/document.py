@@ -1,6 +1,7 @@
-"""What a report says, apart from how it looks: sections of tables, pictures and facts.
+"""A report apart from how it looks: sections of tables, figures and facts.
 
-``build`` makes a document from a store; ``page`` and ``texts`` show one.
+``content`` makes a document from a store; ``html`` and ``export`` write it. The names of classes and fields are part of
+the JSON format.
 """
 
 from __future__ import annotations
@@ -11,23 +12,23 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True)
 class Measure:
-    """A number in per cent with its 95 % interval, from ``count`` targets or images."""
+    """A number in per cent with its 95 % interval, from ``count`` targets or batches."""
 
     value: float
     low: float | None = None
     high: float | None = None
     count: int | None = None
     note: str = ""
-    """Said where the pointer rests: what the number counts."""
+    """What the number counts, which a page shows when the pointer is on it."""
 
 
 Value = Measure | float | int | str | None
-"""What stands in a table. None is an empty cell: nothing was measured."""
+"""The content of a table's cell. None is an empty cell: nothing was measured."""
 
 
 @dataclass(frozen=True)
 class Table:
-    """Rows of values. ``best`` colours numbers: "low" where low ones are good, "high" where high ones are, or None."""
+    """Rows of values. ``best`` highlights the lowest ("low") or highest ("high") measures, or nothing (None)."""
 
     title: str
     columns: Sequence[str]
@@ -36,14 +37,14 @@ class Table:
     notes: Sequence[str] = ()
     best: str | None = None
     labels: int = 1
-    """How many of the first columns are labels, not values."""
+    """The number of columns at the left that are labels, not values."""
     across: bool = False
-    """Whether ``best`` compares along each row; else down each column, among rows equal in all labels but the last."""
+    """True to compare along each row; else down each column, among the rows with the same labels but the last."""
 
 
 @dataclass(frozen=True)
 class Heatmap:
-    """A table as a picture, for instance method × corruption. ``title`` and ``alt`` say what it shows."""
+    """A table with coloured cells, for instance method × corruption. ``alt`` describes it in words."""
 
     title: str
     alt: str
@@ -57,7 +58,7 @@ class Heatmap:
 
 @dataclass(frozen=True)
 class Point:
-    """One point of a scatter plot, with intervals on both axes; ``series`` chooses its colour, ``shape`` its mark."""
+    """A point of a scatter plot, with intervals on both axes. ``series`` decides its colour, ``shape`` its mark."""
 
     label: str
     series: str
@@ -70,7 +71,7 @@ class Point:
 class Scatter:
     """Two measures against each other, for instance error without attack against error under attack.
 
-    ``frontier`` draws the line of the points that no other beats on both axes (low is good on both).
+    ``frontier`` draws a line through the points for which no other is lower on both axes.
     """
 
     title: str
@@ -84,7 +85,7 @@ class Scatter:
 
 @dataclass(frozen=True)
 class Curves:
-    """Measures along a number, for instance the error against the number of malicious images."""
+    """Measures against a number, for instance the error against the number of malicious images."""
 
     title: str
     alt: str
@@ -92,13 +93,13 @@ class Curves:
     y_label: str
     series: Mapping[str, Sequence[tuple[float, Measure]]]
     reference: Mapping[str, Sequence[tuple[float, float]]] = field(default_factory=dict)
-    """Published numbers under the same names, drawn as dashed lines without intervals."""
+    """Published numbers by the same names, drawn as dashed lines without intervals."""
     caption: str = ""
 
 
 @dataclass(frozen=True)
 class Picture:
-    """A small image, PNG, shown enlarged without smoothing."""
+    """A small PNG image, shown enlarged without smoothing."""
 
     png: bytes
     alt: str
@@ -124,7 +125,7 @@ class Facts:
 
 @dataclass(frozen=True)
 class Text:
-    """A paragraph, or where ``code`` is set, something to paste into a terminal."""
+    """Paragraphs, or with ``code`` something to paste into a terminal."""
 
     text: str
     code: bool = False
@@ -135,14 +136,14 @@ Part = Table | Heatmap | Scatter | Curves | Gallery | Facts | Text
 
 @dataclass(frozen=True)
 class Section:
-    """A heading and what stands under it."""
+    """A heading and the parts under it."""
 
     title: str
     parts: Sequence[Part]
     lead: str = ""
-    """One or two sentences that say what to see here."""
+    """One or two sentences that say what the section shows."""
     group: str = ""
-    """What it is part of, where a report has several parts: its contents then name these."""
+    """The recipe that it belongs to, in a report on several: the contents then list recipes."""
 
 
 @dataclass(frozen=True)
@@ -153,4 +154,4 @@ class Document:
     lead: str
     sections: Sequence[Section]
     series: Mapping[str, str] = field(default_factory=dict)
-    """The names of the defences in the order of their colours, with what each is: legend and explanation at once."""
+    """The estimators in the order of their colours, by label, each with what it is."""

@@ -72,6 +72,12 @@ def test_long_tables_are_cut() -> None:
     assert source.count("a note") == 1
 
 
+def test_many_tables_are_put_onto_pages_in_between():
+    sections = [Section(f"s{i}", [Table("t", ["a", "b"], [["x", 1.0]])] * 5) for i in range(10)]
+    pages = latex(Document("t", "", sections)).split(r"\clearpage")
+    assert [page.count(r"\begin{table}") for page in pages] == [18, 18, 14]
+
+
 @pytest.mark.skipif(shutil.which("pdflatex") is None, reason="pdflatex is not installed")
 @pytest.mark.parametrize("make", BOTH)
 def test_latex_compiles(make, tmp_path: Path) -> None:

@@ -22,7 +22,9 @@ def time_parts(results: Results) -> list[Part]:
             [estimator_label(estimator), total, crafted, per_attack, round(rest / total, 3), round(attack + rest)]
         )
     columns = ["normalisation", "batches", "of them crafted", "attack, s", "prediction and adaptation, s", "all, s"]
-    return [Table("Time spent", columns, rows, "A batch that two methods would craft alike is crafted once.")]
+    return [
+        Table("Time spent", columns, rows, "A poisoned batch that is the same for several methods is crafted once.")
+    ]
 
 
 def run_parts(results: Results) -> list[Part]:
@@ -30,9 +32,7 @@ def run_parts(results: Results) -> list[Part]:
     recipe, last = results.recipe, results.runs[-1]
     attacks = {result.cell.attack for result in results.cells if result.cell.attack}
     settings = {result.cell.setting for result in results.cells}
-    sizes = sorted(
-        {(s.malicious, s.batch_size) for s in settings}, key=lambda pair: (pair[0], f"{pair[0]} of {pair[1]}")
-    )
+    sizes = sorted({(setting.malicious, setting.batch_size) for setting in settings})
     items = [
         ("recipe", recipe["name"]),
         ("data and model", "; ".join(sorted({f"{s.dataset} (severity {s.severity}), {s.model}" for s in settings}))),

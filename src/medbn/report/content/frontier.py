@@ -26,7 +26,7 @@ def frontier_parts(panel: Panel) -> list[Part]:
     worst = "the worst attack" if len(panel.columns) > 1 else "the attack"
     title = f"{capitalise(panel.title)}: {panel.harm} against error without attack"
     caption = partial and (
-        "Both are over the batches on which all of these attacks were run: fewer than under Results, and so with other"
-        f" errors without attack, for {', '.join(partial)}."
+        "Both axes are over the batches on which all of these attacks were run. These are fewer than under Results, and"
+        f" the error without attack differs, for {', '.join(partial)}."
     )
     return [Scatter(title, alt, "error without attack, %", f"{panel.harm} ({worst}), %", points, caption=caption or "")]

@@ -13,9 +13,7 @@ def gallery_parts(results: Results, store: Store) -> list[Part]:
     """Return the clean images of one stream, and one row of crafted ones for each estimator and kind of attack."""
     rows: list[tuple[str, list[Picture]]] = []
     seen: set[tuple[str, str]] = set()
-    ranked = sorted(
-        results.cells, key=lambda result: attack_rank(result.cell.attack.label if result.cell.attack else "")
-    )
+    ranked = sorted(results.cells, key=lambda result: attack_rank(result.cell.attack))
     for estimator in order_estimators(set(results.values(lambda cell: cell.estimator))):
         for result in ranked:
             attack = result.cell.attack

@@ -22,7 +22,7 @@ def headline(store: Store, name: str) -> list[tuple[str, list[str], list[list[st
         for panel in split(results) if results.cells else ():
             table = headline_table(panel)
             rows = [[f"{v.value:.1f}" if isinstance(v, Measure) else str(v or "") for v in row] for row in table.rows]
-            tables.append((f"{table.title}: {table.caption.split(',')[0]}; lower is better.", [*table.columns], rows))
+            tables.append((f"{table.title}: {_unit(panel)}; lower is better.", [*table.columns], rows))
     return tables
 
 
@@ -38,21 +38,27 @@ def headline_table(panel: Panel) -> Table:
     rows: list[list[Value]] = []
     for method, estimator in panel.groups:
         results = panel.group(method, estimator)
-        row: list[Value] = [
-            method_label(method),
-            estimator_label(estimator) if method != "source" else "un-adapted",
-        ]
+        row: list[Value] = [method_label(method), _normalisation(method, estimator)]
         row += [measure_without(results)] if compares_attacks else []
         row += [measure_harm(panel.in_column(column, results)) for column in panel.columns]
         row += [measure_harm(results.hardest())] if worst else []
         rows.append(row)
     columns = ["method", "normalisation", *_value_columns(panel, compares_attacks), *([_WORST] if worst else [])]
     axis = f" In columns: {panel.sweep}." if panel.sweep else ""
-    caption = f"{panel.harm[0].upper()}{panel.harm[1:]} in per cent, with 95 % intervals; lower is better.{axis}"
+    caption = f"{_unit(panel)}, with 95 % intervals; lower is better.{axis}"
     notes = [*_notes(panel), *coverage_notes(rows)]
     if worst and any(len(counts([row[3:]])) > 1 for row in rows):
-        notes.append("The worst of them is that of the batches on which all of these attacks were run.")
+        notes.append(f"The column {_WORST!r} is over the batches on which all of these attacks were run.")
     return Table(capitalise(panel.title) or "Error", columns, rows, caption, notes, "low", labels=2)
+
+
+def _unit(panel: Panel) -> str:
+    return f"{panel.harm[0].upper()}{panel.harm[1:]} in per cent"
+
+
+def _normalisation(method: str, estimator: str) -> str:
+    """Return the label of the estimator, which the un-adapted model does not use."""
+    return "un-adapted" if method == "source" else estimator_label(estimator)
 
 
 def _value_columns(panel: Panel, compares_attacks: bool) -> list[str]:
@@ -70,11 +76,11 @@ def _notes(panel: Panel) -> list[str]:
     results, notes = panel.results, []
     lengths = {len(result.batches) for result in results.cells}
     if panel.targeted:
-        notes.append("Success: the target class is predicted for the target image; Wilson's intervals.")
+        notes.append("Success: the target image is predicted as the target class. The intervals are Wilson's.")
     elif panel.attack is not None:
-        notes.append("Errors are those of images that nobody touched; intervals by bootstrap over batches.")
+        notes.append("Errors are those of benign images. The intervals are a bootstrap over batches.")
     if lengths == {1} and len(results.values(lambda cell: cell.corruption)) > 1:
-        notes.append(f"{_per_corruption(panel)}: the intervals cover how corruptions differ, and are wide for it.")
+        notes.append(f"{_per_corruption(panel)}: the intervals include how corruptions differ, which makes them wide.")
     if len(lengths) > 1:
         so_far = " so far: the run is not complete." if results.unfinished() else "."
         notes.append(f"Streams have between {min(lengths)} and {max(lengths)} batches{so_far}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from ... import estimators, methods
+from ... import estimators, gradients, methods
 from ...bench import Attack
 
 BASELINE = "mean"
@@ -60,9 +60,11 @@ def attack_label(attack: Attack | None, among: Sequence[Attack | None]) -> str:
     return ", ".join(words)
 
 
-def attack_rank(label: str) -> tuple[bool, bool, str]:
-    """Return the key by which attacks are ordered: the exact gradient, the straight-through one, then by label."""
-    return not label.startswith("exact"), not label.startswith("straight-through"), label
+def attack_rank(attack: Attack | None, among: Sequence[Attack | None] = ()) -> tuple[int, str]:
+    """Return the key by which attacks are ordered: gradients as in their registry, then by label."""
+    if attack is None:
+        return 0, ""
+    return gradients.available().index(attack.gradient), attack_label(attack, among)
 
 
 def corruption_label(corruption: str) -> str:

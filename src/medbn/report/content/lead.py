@@ -35,11 +35,10 @@ def _finding(panel: Panel) -> str:
     if not findings:
         return ""
     batches = "one batch" if len(shared) == 1 else f"{len(shared)} batches"
-    rest = "" if panel.results.places() <= shared else f" These are of the {batches} that all of them have."
+    rest = "" if panel.results.places() <= shared else f" These numbers are over the {batches} that all of them have."
     if panel.targeted:
-        return f"The attacker's target class is predicted in {', '.join(findings)}.{rest}"
-    worst_of = "under the worst attack that was run"
-    return f"The error on images that nobody touched goes {', '.join(findings)}, {worst_of}.{rest}"
+        return f"The target image is predicted as the attacker's class in {', '.join(findings)}.{rest}"
+    return f"Under the worst attack that was run, the error on benign images goes {', '.join(findings)}.{rest}"
 
 
 def _of_estimator(results: Results, estimator: str) -> Results:

@@ -59,6 +59,6 @@ def coverage_notes(rows: Sequence[Sequence[Value]]) -> list[str]:
         return []
     sizes = counts(rows)
     return [
-        f"Cells are from {min(sizes)} to {max(sizes)} batches. Those with fewer than the most of their column say how"
-        " many (n), and are not compared for the best."
+        f"Cells are from {min(sizes)} to {max(sizes)} batches. Those from fewer batches than others of their column"
+        " show how many (n), and cannot be the best."
     ]

@@ -9,7 +9,7 @@ from typing import Any
 
 from ...attacks import objectives
 from ...bench import SWEEPS, Attack, Cell, Results
-from .labels import BASELINE, attack_label, attack_rank, order_estimators
+from .labels import BASELINE, attack_rank, order_estimators
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class Panel:
         columns = self.results.values(self.column_of)
         if self.sweep:
             return sorted(columns)
-        return sorted(columns, key=lambda attack: attack_rank(attack_label(attack, columns)))
+        return sorted(columns, key=lambda attack: attack_rank(attack, columns))
 
     def column_of(self, cell: Cell) -> Any:
         """Return which of the columns a cell belongs to."""

@@ -34,7 +34,7 @@ def build(store: Store, names: Sequence[str] | None = None) -> Document:
     several = len(recipes) > 1
     sections = [section for results in recipes for section in _sections(results, store, several)]
     title = f"{len(recipes)} experiments" if several else recipes[0].recipe["name"]
-    first = "Each has its tables, its pictures and the commands that ran it." if several else lead(recipes[0])
+    first = "Each experiment has its tables, its figures and the commands that ran it." if several else lead(recipes[0])
     return Document(f"medbn: {title}", first, sections, series)
 
 
@@ -47,25 +47,25 @@ def _sections(results: Results, store: Store, several: bool) -> list[Section]:
         ("Results", recipe["about"], [part for panel in panels for part in headline_parts(panel)]),
         (
             "Where the defences stand",
-            "Low and left is good: little error without an attack, and little harm under one.",
+            "Lower left is better: a low error without an attack, and little harm under one.",
             [part for panel in panels for part in frontier_parts(panel)],
         ),
         (
             "Along the sweep",
-            "What changes with the attacker's share, or with the size of the batch.",
+            "How the results change with the number of malicious images, or with the size of the batch.",
             [part for panel in panels for part in sweep_parts(panel)],
         ),
         (
             "By corruption",
-            "The most harmful of the attacks on each batch." if recipe["attacks"] else "",
+            "For each batch, the most harmful of the attacks that were run on it." if recipe["attacks"] else "",
             [part for panel in panels for part in heatmap_parts(panel)],
         ),
         (
             "Beside the paper",
-            "The paper's numbers belong to other weights: compare what an attack or a defence changes.",
+            "The paper's models have other weights: compare how much an attack or a defence changes, not the values.",
             [part for name in recipe["published"] for part in paper_parts(name, results)],
         ),
-        ("Examples", "Images of the attacker before and after crafting.", gallery_parts(results, store)),
+        ("Examples", "The attacker's images before and after crafting.", gallery_parts(results, store)),
         ("Time", "Seconds per batch, on the machine below.", time_parts(results)),
         ("What was run", "", run_parts(results)),
     ]

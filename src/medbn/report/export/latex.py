@@ -24,6 +24,9 @@ _ROWS = 40
 """A table with more rows than this does not fit on a page, and is cut into several."""
 _COLUMNS = 5
 """A table with more columns than this is scaled to the width of the text."""
+_FLOATS = 18
+"""LaTeX stops when it holds more tables back than this, so that they are put onto pages before."""
+_END = r"\end{table}"
 
 _SPECIAL = {
     "\\": r"\textbackslash{}",
@@ -84,11 +87,15 @@ def latex(document: Document) -> str:
 
     Each is a ``table`` environment in the style of booktabs. Headings, facts and commands are comments.
     """
-    lines = [_HEAD, *_comment(document.title)]
+    lines, tables = [_HEAD, *_comment(document.title)], 0
     for section in document.sections:
         lines += ["", *_comment(f"{section.title} ".ljust(80, "-"))]
         for part in section.parts:
-            lines += _part(part)
+            written = _part(part)
+            tables += written.count(_END)
+            if tables > _FLOATS:
+                lines, tables = [*lines, "", r"\clearpage"], written.count(_END)
+            lines += written
     return "\n".join(lines) + "\n"
 
 
@@ -127,7 +134,7 @@ def _table(table: Table) -> list[str]:
             tabular = [r"\resizebox{\textwidth}{!}{%", *tabular[:-1], tabular[-1] + "}"]
         lines += ["", r"\begin{table}[htbp]", r"\centering"]
         lines += [rf"\caption{{{caption}{which}}}"] if caption or which else []
-        lines += [*tabular, *(notes if number == len(pieces) else []), r"\end{table}"]
+        lines += [*tabular, *(notes if number == len(pieces) else []), _END]
     return lines
 
 

@@ -1,6 +1,6 @@
 "use strict";
 (() => {
-  // Sorting: a click sorts upwards, the next downwards, the third restores the order the report came in.
+  // Sorting: a click sorts in ascending order, the next in descending order, the third restores the first order.
   const key = (row, column) => {
     const cell = row.cells[column];
     if (cell.dataset.sort !== undefined) return Number(cell.dataset.sort);
@@ -30,7 +30,7 @@
           rows.sort((first, second) => {
             const a = key(first, column);
             const b = key(second, column);
-            // What was not measured stays at the end, whichever way one sorts.
+            // Cells without a measure stay at the end in both orders.
             if (a === null || b === null) return (a === null) - (b === null);
             return sign * compare(a, b);
           });
@@ -41,7 +41,7 @@
     });
   }
 
-  // Copying: from a file the clipboard may be closed; then the text is selected, ready for the keyboard.
+  // Copying: a page from a file may not use the clipboard; then the text is selected instead.
   for (const button of document.querySelectorAll("button.copy")) {
     const code = button.parentElement.querySelector("code");
     button.addEventListener("click", async () => {
@@ -56,7 +56,7 @@
     });
   }
 
-  // The contents show where one is: the last section whose heading has passed the top third of the window.
+  // The contents mark the current section: the last one whose top is in the top third of the window or above it.
   const links = new Map(
     [...document.querySelectorAll("nav a")].map((link) => [document.getElementById(link.hash.slice(1)), link])
   );
