@@ -63,11 +63,11 @@ class DatasetInfo:
         return ", or ".join(commands + ([f"medbn data generate {self.name}"] if self.clean else []))
 
 
-_REGISTRY = Registry[DatasetInfo]("dataset", forbidden="/\\")
+_registry = Registry[DatasetInfo]("dataset", forbidden="/\\")
 
-available = _REGISTRY.available
-get = _REGISTRY.get
-unregister = _REGISTRY.unregister
+available = _registry.available
+get = _registry.get
+unregister = _registry.unregister
 
 
 def register(name: str, *, replace: bool = False, **facts: Any) -> Callable[[Opener], Opener]:
@@ -90,7 +90,7 @@ def register(name: str, *, replace: bool = False, **facts: Any) -> Callable[[Ope
     """
 
     def add(function: Opener) -> Opener:
-        _REGISTRY.register(name, DatasetInfo(name, function, **facts), replace=replace)
+        _registry.register(name, DatasetInfo(name, function, **facts), replace=replace)
         return function
 
     return add

@@ -18,11 +18,11 @@ from .weights import load, metadata
 if TYPE_CHECKING:
     from importlib.resources.abc import Traversable  # at run time from Python 3.11 on
 
-_REGISTRY = Registry[Callable[..., nn.Module]]("model", forbidden=":")
+_registry = Registry[Callable[..., nn.Module]]("model", forbidden=":")
 _SHIPPED_SUFFIX = "-digits.safetensors"
 
-unregister = _REGISTRY.unregister
-register = _REGISTRY.register
+unregister = _registry.unregister
+register = _registry.register
 """Make ``get(name)`` call the decorated function with its options as keywords.
 
 Among its options should be ``classes``, ``channels``, ``mean`` and ``std``, each with a default.
@@ -35,7 +35,7 @@ def available() -> list[str]:
     >>> available()
     ['resnet-small', 'resnet26', 'resnext29', 'wide-resnet-28-10']
     """
-    return _REGISTRY.available()
+    return _registry.available()
 
 
 def get(
@@ -77,7 +77,7 @@ def get(
             f"weights='default' is for torchvision: and timm: models; give a file of weights for {name!r}."
         )
     model: nn.Module
-    if name in _REGISTRY or not inner:
+    if name in _registry or not inner:
         model = _build(name, weights, options)
     elif library in LIBRARIES:
         model = from_library(library, inner, weights == "default", options)
@@ -90,7 +90,7 @@ def get(
 
 def _build(name: str, weights: str | Path | None, options: dict[str, Any]) -> nn.Module:
     """Call a registered function with the options, and with those that the file of weights says it was trained with."""
-    function = _REGISTRY.get(name)
+    function = _registry.get(name)
     if weights is not None and Path(weights).suffix == ".safetensors":
         saved = metadata(weights)
         options = {**{option: int(saved[option]) for option in ("classes", "channels") if option in saved}, **options}

@@ -7,8 +7,7 @@ Needs torch, numpy and Pillow. The constants are the published ones at 32 px and
 from importlib import import_module as _import_module
 
 from .apply import SEVERITIES, check, check_severity, corrupt
-from .base import REGISTRY as _REGISTRY
-from .base import Corruption, ImageRandom, Level, register
+from .base import Corruption, ImageRandom, Level, available, get, register, unregister
 from .frost import frost_fingerprint
 
 GROUPS = ("noise", "blur", "weather", "digital")
@@ -17,14 +16,10 @@ GROUPS = ("noise", "blur", "weather", "digital")
 for _group in GROUPS:
     _import_module(f"{__name__}.{_group}")
 
-NAMES = tuple(_REGISTRY.available())
+NAMES = tuple(available())
 """The fifteen corruptions of the benchmark, in the order of the paper's tables."""
 VERSION = 1
 """Increased whenever the same seed gives other images."""
-
-available = _REGISTRY.available
-get = _REGISTRY.get
-unregister = _REGISTRY.unregister
 
 __all__ = [
     "GROUPS",

@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from .base import REGISTRY, Corruption, ImageRandom, round_down
+from .base import Corruption, ImageRandom, get, round_down
 from .frost import frost_folder
 
 SEVERITIES = (1, 2, 3, 4, 5)
@@ -57,7 +57,7 @@ def corrupt(
 
 def check(name: str, severity: int, frost: str | Path | None = None) -> Corruption:
     """Return the corruption of that name; raise an error if its severity or its files do not exist."""
-    corruption = REGISTRY.get(name)
+    corruption = get(name)
     check_severity(severity)
     if corruption.uses_frost and frost != "synthetic":
         frost_folder(frost)

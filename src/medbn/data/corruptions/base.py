@@ -74,7 +74,11 @@ class Corruption:
         return interpolate(self.small[severity - 1], self.large[severity - 1], size)
 
 
-REGISTRY = Registry[Corruption]("corruption")
+_registry = Registry[Corruption]("corruption")
+
+available = _registry.available
+get = _registry.get
+unregister = _registry.unregister
 
 
 def register(
@@ -101,7 +105,7 @@ def register(
         constants = _levels(small), _levels(small if large is None else large)
         if {len(levels) for levels in constants} != {5}:
             raise ValueError(f"corruption {name!r} needs constants for five severities.")
-        REGISTRY.register(name, Corruption(name, group, function, *constants, uses_frost), replace=replace)
+        _registry.register(name, Corruption(name, group, function, *constants, uses_frost), replace=replace)
         return function
 
     return add
