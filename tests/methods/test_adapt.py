@@ -1,4 +1,4 @@
-"""What every method has in common: it is made by ``adapt`` and touches only what it owns."""
+"""What all methods have in common: how they are made, what they change, and where they run."""
 
 import copy
 

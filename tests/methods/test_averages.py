@@ -15,20 +15,20 @@ def test_a_prior_mixes_training_statistics_into_every_layer(method, estimator, m
     for layer in tta.layers.values():
         if layer.policy.reference == "ema":
             layer.ema_mean, layer.ema_var = layer.running_mean + 0.3, layer.running_var * 2
-    with torch.no_grad(), medbn.observe(tta.model) as seen:
+    with torch.no_grad(), medbn.observe(tta.model) as observations:
         tta.model(batches[0])
-        estimated = [o for o in seen if o.batch_centre is not None]  # mDIA's last layers estimate nothing
+        estimated = [o for o in observations if o.batch_centre is not None]  # mDIA's last layers estimate nothing
         assert len(estimated) > len(tta.layers) // 2
         for o in estimated:
             weight = o.layer.policy.weight
-            for mixed, batch, source, held in zip(
+            for mixed, batch, source, running in zip(
                 (o.centre, o.variance),
                 (o.batch_centre, o.batch_variance),
                 (o.layer.running_mean, o.layer.running_var),
                 running_statistics(o.layer),
                 strict=True,
             ):
-                torch.testing.assert_close(mixed, weight * (0.3 * batch + 0.7 * source) + (1 - weight) * held)
+                torch.testing.assert_close(mixed, weight * (0.3 * batch + 0.7 * source) + (1 - weight) * running)
     assert tta(batches[0]).shape == (12, 10)
 
 
@@ -39,10 +39,11 @@ def running_statistics(layer):
 
 def test_a_moving_average_commits_the_mixture(model, batches):
     tta = medbn.adapt(model, "sema", "median@0.5")
-    with torch.no_grad(), medbn.observe(tta.model) as seen:
+    with torch.no_grad(), medbn.observe(tta.model) as observations:
         tta.model(batches[0])
         expected = {
-            o.name: 0.2 * (0.5 * o.batch_centre + 0.5 * o.layer.running_mean) + 0.8 * o.layer.running_mean for o in seen
+            o.name: 0.2 * (0.5 * o.batch_centre + 0.5 * o.layer.running_mean) + 0.8 * o.layer.running_mean
+            for o in observations
         }
     tta(batches[0])
     for name, centre in expected.items():
@@ -66,15 +67,15 @@ def test_a_layer_that_runs_twice_is_committed_once():
 def test_a_counted_average_gives_all_batches_the_same_weight(model, batches):
     tta = medbn.adapt(model, "sema", "median", momentum=0.26, counted=True)
     layer = next(iter(tta.layers.values()))
-    source, seen = layer.running_mean.clone(), []
+    source, centres = layer.running_mean.clone(), []
     for batch, weight in zip((*batches, *batches)[:4], (1 / 2, 1 / 3, 0.26, 0.26), strict=True):
         assert layer.policy.weight == pytest.approx(weight)
         with torch.no_grad(), medbn.observe(tta.model) as passes:
             tta.model(batch)
-            seen.append(passes[0].batch_centre.clone())
+            centres.append(passes[0].batch_centre.clone())
         tta(batch)
-        if len(seen) < 3:
-            torch.testing.assert_close(layer.ema_mean, (source + sum(seen)) / (len(seen) + 1))
+        if len(centres) < 3:
+            torch.testing.assert_close(layer.ema_mean, (source + sum(centres)) / (len(centres) + 1))
     tta.reset()
     assert layer.policy.weight == 0.5
     torch.testing.assert_close(layer.ema_mean, source)

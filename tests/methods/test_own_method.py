@@ -1,4 +1,4 @@
-"""The documented example of a method that somebody writes outside of the package."""
+"""The documented example of a method that a user writes outside of the package."""
 
 import re
 import runpy

@@ -11,15 +11,15 @@ from .table import assert_same, every_adapting, every_estimator, every_learning,
 @pytest.mark.parametrize("estimator", ["median", "image_median@0.5"])
 def test_a_non_finite_image_leaves_the_state_of_the_batch_without_it(method, estimator, model, batches):
     options = {"capacity": 100} if method == "sotta" else {}  # a full memory replaces images at random
-    hostile, clean = (make(model, method, estimator, **options) for _ in range(2))
+    attacked, clean = (make(model, method, estimator, **options) for _ in range(2))
     for step, (x, value) in enumerate(zip(batches, (torch.nan, torch.inf, -torch.inf), strict=False)):
         poisoned = x.clone()
         poisoned[4, step % 3, 2, 2] = value
-        y = hostile(poisoned)
+        y = attacked(poisoned)
         others = [i for i in range(12) if i != 4]
         torch.testing.assert_close(y[others], clean(x[others]), rtol=1e-3, atol=1e-3)
-    assert_same(state(hostile), state(clean), exact=False)
-    assert all(p.isfinite().all() for p in hostile.parameters())
+    assert_same(state(attacked), state(clean), exact=False)
+    assert all(p.isfinite().all() for p in attacked.parameters())
 
 
 @pytest.mark.parametrize("estimator", ["mad", "image_median"])

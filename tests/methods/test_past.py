@@ -102,11 +102,11 @@ def test_one_pass_commits_the_statistics_of_the_pass_that_predicts(estimator, va
     tta(batches[0], valid=valid)
     for i, x in enumerate(batches[1:4], start=1):
         averages = {n: (layer.ema_mean.clone(), layer.ema_var.clone()) for n, layer in tta.layers.items()}
-        with medbn.observe(tta.model) as seen:
+        with medbn.observe(tta.model) as observations:
             tta(x, valid=valid)
-            assert [o.name for o in seen] == list(averages)
+            assert [o.name for o in observations] == list(averages)
             weight = max(0.26, 1 / (i + 2))
-            for o in seen:
+            for o in observations:
                 layer = tta.layers[o.name]
                 torch.testing.assert_close((o.centre, o.variance), averages[o.name])
                 estimated = medbn.functional.statistics(o.input, name, valid=valid)

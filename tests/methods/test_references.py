@@ -68,8 +68,8 @@ def test_tent_is_the_loop_in_plain_torch(model, batches):
         loss.backward()
         optimizer.step()
         torch.testing.assert_close(tta(x), logits, rtol=1e-4, atol=1e-4)
-    for ours, theirs in zip(tta.learned.values(), affine, strict=True):
-        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
+    for learned, expected in zip(tta.learned.values(), affine, strict=True):
+        torch.testing.assert_close(learned, expected, rtol=1e-4, atol=1e-5)
 
 
 # --- ETA and EATA ----------------------------------------------------------------------------------------------------
@@ -188,8 +188,8 @@ def test_sam_agrees_with_pytorch_optimizer(model, batches):
         loss(x).backward()
         sam.second_step(zero_grad=True)
         tta(x)
-    for ours, theirs in zip(tta.learned.values(), affine, strict=True):
-        torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-4)
+    for learned, expected in zip(tta.learned.values(), affine, strict=True):
+        torch.testing.assert_close(learned, expected, rtol=1e-3, atol=1e-4)
 
 
 def test_sar_recovers_when_its_loss_collapses():

@@ -122,11 +122,11 @@ class EATA(ETA):
 
     def _fisher_information(self, source: Iterable[Any], samples: int) -> dict[str, Tensor]:
         squares = [torch.zeros_like(p) for p in self.learned.values()]
-        batches = seen = 0
+        batches = used = 0
         device = next(iter(self.learned.values())).device
         for batch in source:
             inputs = Inputs.of((batch[0] if isinstance(batch, tuple | list) else batch,), {})
-            count = min(inputs.size, samples - seen)
+            count = min(inputs.size, samples - used)
             images = {place: images[:count].to(device) for place, images in inputs.images().items()}
             predictions = self.predict_again(inputs.with_images(images, count))
             if not bool(predictions.usable.any()):
@@ -134,8 +134,8 @@ class EATA(ETA):
             labels = predictions.logits.detach().argmax(dim=1)
             loss = mean_over(F.cross_entropy(predictions.logits, labels, reduction="none"), predictions.usable)
             squares = [s + g.square() for s, g in zip(squares, self.gradients_of(loss), strict=True)]
-            batches, seen = batches + 1, seen + count
-            if seen >= samples:
+            batches, used = batches + 1, used + count
+            if used >= samples:
                 break
         if not batches:
             raise ValueError("source= has no batch.")

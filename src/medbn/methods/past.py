@@ -22,8 +22,8 @@ class Past(Adapter):
     others. Here no image's prediction depends on another image of its batch, so such an attack has no effect, whatever
     the attacker knows. What remains is to poison a batch in order to harm later ones. One batch weighs ``momentum`` in
     those, and a robust estimator bounds how far its malicious images move its statistics. An attacker of every batch
-    has her fraction of all of them, as with batch statistics. To hit a target she must know it in advance; to harm
-    everybody she need know nobody.
+    has her fraction of all of them, as with batch statistics. To hit a target she must know it in advance; to raise
+    the error of all images she need not.
 
     Every image has the same weight, however the stream is cut into calls: a call with few images, or with few that are
     finite and not padding, weighs accordingly less. A median still needs many images: the statistics of a single image
