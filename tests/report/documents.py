@@ -1,4 +1,4 @@
-"""Documents made up for the tests: one as a demo would give, one with everything that could go wrong."""
+"""Documents made up for the tests: one like that of a demo, and one with texts and numbers that break renderers."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from medbn.report.document import (
 )
 
 DEFENCES = {
-    "BatchNorm": "Mean and variance over the batch, as everyone uses it.",
+    "BatchNorm": "Mean and variance over the batch, as it is used everywhere.",
     "MedBN": "The paper's defence: the median over all pixels of the batch.",
     "image_median": "Ours: medians over images, because an attacker owns whole images.",
 }
@@ -79,10 +79,10 @@ def _heatmap(attack: str, column: int) -> Heatmap:
     values = [
         [measured(ERRORS[row.split(", ")[1]][column] * dice.uniform(0.55, 1.45)) for _ in CORRUPTIONS] for row in rows
     ]
-    said = f"Benign error of each method and defence on each of fifteen corruptions, {attack}."
+    alt = f"Benign error of each method and defence on each of fifteen corruptions, {attack}."
     return Heatmap(
         f"Benign error, {attack}",
-        said,
+        alt,
         rows,
         CORRUPTIONS,
         values,

@@ -31,7 +31,7 @@ def fill(
         recipe: what to run.
         batches: of each stream.
         shift: wrong predictions to add to each batch.
-        prefix: of the keys of the cells; another one stands for newer data or weights.
+        prefix: of the keys of the cells; another prefix is like newer data or weights.
         again: the cells are in the store already.
     """
     with Store(path) as store:

@@ -10,7 +10,7 @@ from tests.report.documents import demo, empty, nasty
 
 def test_every_format_writes_every_document_as_text():
     pytest.importorskip("jinja2")
-    assert sorted(FORMATS) == ["csv", "html", "json", "latex", "markdown"]
+    assert {"csv", "html", "json", "latex", "markdown"} <= set(FORMATS)
     for name in FORMATS:
         for make in (demo, nasty, empty):
             FORMATS.get(name).write(make()).encode("utf-8")

@@ -14,7 +14,7 @@ def pad(table: Table) -> tuple[list[str], list[list[Value]]]:
 
 
 def numeric_columns(table: Table) -> list[bool]:
-    """Return for each column whether it holds numbers, which are aligned at the right."""
+    """Return for each column whether its values are numbers, which are aligned at the right."""
     columns, rows = pad(table)
     return [c >= table.labels and not any(isinstance(row[c], str) for row in rows) for c in range(len(columns))]
 

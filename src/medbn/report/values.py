@@ -68,7 +68,7 @@ def format_value(value: Value, decimals: int | None = None) -> str:
 
 
 def format_interval(measure: Measure) -> str:
-    """Return an interval as ``36.0–40.2``, or "" without one. With a minus sign it says "to", as a dash is misread."""
+    """Return an interval as ``36.0–40.2``, or "" without one. "to" replaces the dash beside a minus sign."""
     ends = interval_ends(measure)
     if ends is None:
         return ""

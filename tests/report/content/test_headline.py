@@ -1,4 +1,4 @@
-"""The main tables: their numbers, their columns, and what is said where batches are missing."""
+"""The main tables: their numbers, their columns, and the notes where batches are missing."""
 
 import re
 from dataclasses import replace

@@ -5,8 +5,7 @@ from dataclasses import replace
 import pytest
 
 import medbn
-from medbn.bench import Store, recipes
-from medbn.bench.results import read
+from medbn.bench import Store, recipes, results
 from medbn.report import FORMATS, build
 from medbn.report.document import Facts, Gallery, Table, Text
 from tests.report import stores
@@ -39,7 +38,7 @@ def test_runs_with_other_options_or_newer_data_are_not_mixed(tmp_path):
     assert error() == pytest.approx(before)
     fill(path, replace(recipe, corruptions=recipe.corruptions[:1]), shift=40, prefix="c")  # with newer images
     with Store(path) as store:
-        streams = {(r.cell.corruption, r.key) for r in read(store)[0].cells if r.cell.estimator == "mean"}
+        streams = {(r.cell.corruption, r.key) for r in results.read(store)[0].cells if r.cell.estimator == "mean"}
     assert len(streams) == 2
     assert any(key.startswith("c-") for _, key in streams)
 

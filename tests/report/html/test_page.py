@@ -61,7 +61,7 @@ def test_texts_cannot_add_markup() -> None:
     assert len(reader.texts["script"]) == 1
     assert "<script>alert" not in page
     assert "\x00" not in page
-    # The text is still there, as text: the heading is the title of the document.
+    # The text is shown as text: the heading is the title of the document.
     assert reader.texts["h1"] == [NASTY.replace("\x00", "\ufffd").replace("`", "")]
     assert not any(name.startswith("on") for _, attributes in reader.elements for name in attributes)
 

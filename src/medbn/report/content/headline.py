@@ -72,7 +72,7 @@ def _value_columns(panel: Panel, compares_attacks: bool) -> list[str]:
 
 
 def _notes(panel: Panel) -> list[str]:
-    """Return what has to be known to read the numbers: what they count, and over how many batches they are."""
+    """Return notes on the numbers: what they count, how their intervals are made, and from how many batches."""
     results, notes = panel.results, []
     lengths = {len(result.batches) for result in results.cells}
     if panel.targeted:
@@ -102,7 +102,7 @@ def _per_corruption(panel: Panel) -> str:
 
 
 def _difference_table(panel: Panel) -> list[Part]:
-    """Return paired differences to BatchNorm: on the same batches they say more than two intervals that overlap."""
+    """Return paired differences to BatchNorm, whose intervals are narrower than those of two separate errors."""
     others = [name for name in panel.estimators if name != BASELINE]
     if panel.attack is None or not others or BASELINE not in panel.estimators:
         return []

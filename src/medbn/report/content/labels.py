@@ -20,11 +20,11 @@ def estimator_label(name: str) -> str:
 def estimator_about(name: str) -> str:
     """Return what an estimator computes, in one line."""
     estimator = _registered(name)
-    return estimator.about if estimator else "not registered where this report was made"
+    return estimator.about if estimator else "not registered here"
 
 
 def _registered(name: str) -> estimators.Estimator | None:
-    """Return an estimator by its name, or None: a store may have been made where a user had registered more."""
+    """Return an estimator by its name, or None if it is not registered: a store may come from a user's own code."""
     return estimators.get(name) if name.partition("@")[0] in estimators.available() else None
 
 

@@ -41,7 +41,7 @@ class Panel:
 
     @cached_property
     def columns(self) -> list[Any]:
-        """What the columns of the tables stand for: the numbers of a sweep, or else attacks (None without one)."""
+        """The columns of the tables: the numbers of a sweep, or else attacks (None for runs without attack)."""
         columns = self.results.values(self.column_of)
         if self.sweep:
             return sorted(columns)

@@ -39,7 +39,7 @@ def build(store: Store, names: Sequence[str] | None = None) -> Document:
 
 
 def _sections(results: Results, store: Store, several: bool) -> list[Section]:
-    """Return the sections of one recipe that have something to show; its name stands before them among others."""
+    """Return the sections of one recipe that have something to show; with ``several``, its name is in their titles."""
     recipe, panels = results.recipe, split(results)
     group = recipe["name"] if several else ""
     prefix = f"{group}: " if group else ""

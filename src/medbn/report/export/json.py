@@ -23,7 +23,7 @@ def json(document: Document) -> str:
 
 
 def _encode(value: object) -> object:
-    """Return any value of a document in JSON's types. Parts say their kind; NaN and infinities become null."""
+    """Return any value of a document in JSON's types. Objects have a "kind"; NaN and infinities become null."""
     if isinstance(value, bool) or value is None or isinstance(value, str):
         return value
     if isinstance(value, bytes):

@@ -25,7 +25,7 @@ _ROWS = 40
 _COLUMNS = 5
 """A table with more columns than this is scaled to the width of the text."""
 _FLOATS = 18
-"""LaTeX stops when it holds more tables back than this, so that they are put onto pages before."""
+"""LaTeX fails when more tables than this wait for a place, so ``\\clearpage`` places them before that."""
 _END = r"\end{table}"
 
 _SPECIAL = {

@@ -81,7 +81,7 @@ def _line(text: str) -> str:
 
 
 def _escape(text: str) -> str:
-    """Return text that Markdown shows as it is. An underscore inside a word means nothing there, and stays."""
+    """Return text that Markdown shows as it is. An underscore inside a word needs no escape."""
     text = re.sub(r"([\\*\[\]|`~#$])", r"\\\1", " ".join(text.split()))
     text = re.sub(r"(?<!\w)_|_(?!\w)", r"\\_", text)
     return re.sub(r"^([-+>])", r"\\\1", text).replace("&", "&amp;").replace("<", "&lt;").replace("\x00", "\ufffd")

@@ -12,7 +12,7 @@ def html(document: Document) -> str:
     try:
         import jinja2  # noqa: F401
     except ImportError as error:
-        raise ImportError("a page is made with jinja2: pip install 'medbn[bench]'.") from error
+        raise ImportError("HTML reports need jinja2: pip install 'medbn[bench]'.") from error
     from .page import render
 
     return render(document)

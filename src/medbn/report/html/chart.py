@@ -23,7 +23,7 @@ def chart(
     """Return a figure in both sizes under its legend.
 
     Args:
-        title: stands in for a missing ``alt``.
+        title: used where ``alt`` is empty.
         alt: the figure in words.
         entries: of the legend: drawing and name.
         draw: returns the figure for a width and a height.
@@ -47,7 +47,7 @@ def chart(
 
 
 def empty_chart() -> Markup:
-    """Return what stands in the place of a figure without numbers."""
+    """Return the text that replaces a figure without numbers."""
     return Markup('<p class="empty">Nothing was measured.</p>')
 
 

@@ -10,7 +10,7 @@ from markupsafe import Markup, escape
 
 from ..values import code_spans, split_paragraphs
 
-# Neither HTML nor XML can hold these characters; the path of a store or the name of a model may.
+# Characters that HTML and XML forbid, but the path of a store or the name of a model may have.
 _FORBIDDEN = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff\ufffe\uffff]")
 
 
@@ -30,7 +30,7 @@ def _environment() -> Environment:
 
 
 def inline(text: str) -> Markup:
-    """Return a line of text, with what stands between backticks as code."""
+    """Return a line of text, with the text between backticks as code."""
     code = Markup("<code>{}</code>")
     return Markup("").join(code.format(piece) if is_code else escape(piece) for piece, is_code in code_spans(text))
 
@@ -46,7 +46,7 @@ def element(tag: str, *children: str, **attributes: str | int | float | None) ->
     Args:
         tag: the name of the element.
         children: what it contains.
-        attributes: ``class_`` stands for ``class`` and ``aria_hidden`` for ``aria-hidden``. Floats are coordinates,
+        attributes: ``class_`` is written as ``class`` and ``aria_hidden`` as ``aria-hidden``. Floats are coordinates,
             which get one decimal; None leaves an attribute out.
 
     >>> element("text", "a < b", class_="tick", x=1.25, text_anchor="end")
@@ -63,12 +63,12 @@ def element(tag: str, *children: str, **attributes: str | int | float | None) ->
 
 
 def replace_forbidden(page: str) -> str:
-    """Return a page with U+FFFD for the control characters that HTML cannot hold."""
+    """Return a page with U+FFFD for the control characters that HTML forbids."""
     return _FORBIDDEN.sub("\ufffd", page)
 
 
 def slug(text: str, used: set[str]) -> str:
-    """Return an identifier for ``text`` that is not in ``used``, and add it there."""
+    """Return an identifier for ``text`` that is not in ``used``, and add it to ``used``."""
     base = re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-") or "section"
     name, number = base, 2
     while name in used:

@@ -50,5 +50,5 @@ def _main_table(section: Section) -> Table | None:
 
 
 def _resource(name: str) -> Markup:
-    """Return a file of this folder; it is ours, and stands in the page as it is."""
+    """Return a file of this folder as markup, which is not escaped: no text of a document is in it."""
     return Markup(resources.files(__package__).joinpath(name).read_text(encoding="utf-8"))

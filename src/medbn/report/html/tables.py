@@ -27,7 +27,7 @@ _UPRIGHT = 8
 
 @dataclass(frozen=True)
 class _Column:
-    """A column as a whole: its heading, whether it holds text alone, and the decimals of its numbers."""
+    """A column: its heading, whether it has labels or text alone, and the decimals of its numbers."""
 
     heading: Markup
     label: bool
