@@ -32,8 +32,6 @@ def register(name: str, *, replace: bool = False) -> Callable[[Method], Method]:
         if not (inspect.isclass(method) and issubclass(method, Adapter)):
             raise TypeError(f"a method is a subclass of medbn.methods.Adapter, got {method!r}.")
         _registry.register(name, method, replace=replace)
-        if "label" not in vars(method):
-            method.label = method.__name__
         return method
 
     return add

@@ -88,7 +88,7 @@ def make_hashable(value: Any) -> Hashable:
     """
     if value is None or isinstance(value, bool | int | float | str | bytes):
         return (type(value), value)
-    if isinstance(value, Tensor):
+    if isinstance(value, Tensor) and value.layout == torch.strided and not value.is_meta:
         contents = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
         return (Tensor, value.dtype, tuple(value.shape), hashlib.blake2b(contents.data).digest())
     if isinstance(value, dict):

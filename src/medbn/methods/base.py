@@ -70,8 +70,8 @@ class Adapter(Stateful):
     An adapter changes as it serves, so it serves one thread at a time.
     """
 
-    label: ClassVar[str]
-    """What reports call the method. ``register`` sets it to the name of the class if the class does not set it."""
+    label: ClassVar[str] = "Adapter"
+    """What reports call the method: the name of the class, unless the class itself sets it."""
     presets: ClassVar[dict[str, dict[str, Any]]] = {}
     """Options that differ from the defaults, which are those of CIFAR-10, by benchmark."""
     policy: Policy = policies.batch()
@@ -84,15 +84,23 @@ class Adapter(Stateful):
     """Whether ``update`` runs the model after it has changed something. Then a failure in it is undone, which costs a
     copy of the state per batch."""
     surrogate_from_policies: ClassVar[bool] = False
-    """Whether the layers' estimators and policies alone decide what a surrogate computes; see ``surrogate_key``. A
-    class must say so itself: subclasses do not inherit it."""
+    """Whether the layers' estimators and policies alone decide what a surrogate computes; see ``surrogate_key``.
+    Subclasses do not inherit it, because they may change what decides."""
 
     _options_key: Hashable
+
+    def __init_subclass__(cls, **keywords: Any) -> None:
+        """Set the attributes that a class does not inherit."""
+        super().__init_subclass__(**keywords)
+        for name, default in (("label", cls.__name__), ("surrogate_from_policies", False)):
+            if name not in vars(cls):
+                setattr(cls, name, default)
 
     def __new__(cls, *args: Any, **options: Any) -> Adapter:
         """Note the options, for ``surrogate_key``."""
         adapter: Adapter = super().__new__(cls)
-        adapter._options_key = make_hashable((args[1:], {k: v for k, v in options.items() if k != "model"}))
+        if not cls.surrogate_from_policies:
+            adapter._options_key = make_hashable((args[1:], {k: v for k, v in options.items() if k != "model"}))
         return adapter
 
     def __init__(
@@ -199,7 +207,7 @@ class Adapter(Stateful):
             for name, layer in self.layers.items()
         )
         logits: Hashable = self.logits if isinstance(self.logits, Hashable) else object()
-        if vars(type(self)).get("surrogate_from_policies"):
+        if self.surrogate_from_policies:
             return (normalisation, type(logits), logits)
         return (normalisation, type(logits), logits, type(self), self._options_key, make_hashable(state["memory"]))
 
