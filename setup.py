@@ -1,20 +1,22 @@
 """Build the C kernels, which are optional: without a C compiler medbn installs and runs without them."""
 
+from glob import glob
+
 from setuptools import Extension, setup
 
 FOLDER = "src/medbn/kernels/c"
-HEADERS = ("kernels.h", "select.h", "median.h", "passes.h")
+SOURCES = ("kernels", "threads", "generic", "avx2", "avx512")
 FLAGS = ["-std=c11", "-O3", "-g0", "-pthread", "-fvisibility=hidden"]
 FLAGS += ["-ffp-contract=fast", "-fno-math-errno", "-fno-trapping-math"]  # nothing that reorders sums
 
-# Not a Python module: src/medbn/kernels/c/binding.py loads it with ctypes. Each instruction set has its own file, so
+# Not a Python module: src/medbn/kernels/c/library.py loads it with ctypes. Each instruction set has its own file, so
 # that the library runs on every processor of its architecture.
 setup(
     ext_modules=[
         Extension(
             "medbn.kernels.c._kernels",
-            sources=[f"{FOLDER}/{name}.c" for name in ("kernels", "generic", "avx2", "avx512")],
-            depends=[f"{FOLDER}/{name}" for name in HEADERS],
+            sources=[f"{FOLDER}/{name}.c" for name in SOURCES],
+            depends=sorted(glob(f"{FOLDER}/*.h")),
             extra_compile_args=FLAGS,
             extra_link_args=["-pthread"],
             libraries=["m"],

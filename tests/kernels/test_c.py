@@ -1,4 +1,4 @@
-"""The C kernels against float64, on every instruction set this machine has."""
+"""The C kernels against float64, on every instruction set this machine has, in both memory formats."""
 
 from __future__ import annotations
 
@@ -7,63 +7,58 @@ from collections.abc import Callable, Iterator
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from torch import Tensor
 
-from medbn.kernels import reference
-from medbn.kernels.c import binding
+from medbn.kernels import c, reference
+from medbn.kernels.c import binding, library
 
-if not binding.available():
-    pytest.skip(f"no native kernels: {binding.reason()}", allow_module_level=True)
+pytest.importorskip("hypothesis")
+from hypothesis import given
+from hypothesis import strategies as st
 
-SHAPES = [
-    (1, 1),
-    (2, 3),
-    (200, 17),
-    (1, 64, 1),
-    (2, 17, 2),
-    (2, 3, 2, 3, 5),
-    (200, 1, 49),
-    (200, 3, 7, 7),
-    (2, 130, 7, 7),
-    (1, 17, 32, 32),
-    (200, 5, 64),
-    (20, 20, 32, 32),
-]
-LAST = [False, True]
+if not c.available():
+    pytest.skip(f"no C kernels: {c.reason()}", allow_module_level=True)
+
+# One value, a row, ends of vectors, one image, several groups of channels; long enough for a sample in both formats.
+SHAPES = [(1, 1), (200, 17), (2, 17, 2), (2, 3, 2, 3, 5), (1, 17, 31, 33), (2, 130, 7, 7)]
+LONG = (20, 19, 31, 33)
 
 
-def _where(share: float, value: float, otherwise: Tensor) -> Tensor:
-    return torch.where(torch.rand(otherwise.shape) < share, value, otherwise)
+def _where(probability: float, value: float, otherwise: Tensor) -> Tensor:
+    return torch.where(torch.rand(otherwise.shape) < probability, value, otherwise)
 
 
 KINDS: dict[str, Callable[[torch.Size], Tensor]] = {
     "random": lambda s: torch.randn(s),
     "shifted": lambda s: torch.randn(s) + 1000,
     "relu": lambda s: (torch.randn(s) - 1.28).relu(),
-    "half_relu": lambda s: torch.randn(s).relu(),
     "coarse": lambda s: torch.randn(s).bfloat16().float(),
     "two_values": lambda s: (torch.rand(s) < 0.5).float(),
     "constant": lambda s: torch.full(s, -3.25),
     "sorted": lambda s: torch.arange(s.numel()).float().view(s),
-    "reversed": lambda s: -torch.arange(s.numel()).float().view(s),
     "denormal": lambda s: torch.randn(s) * 1e-40,
-    "zeros": lambda s: _where(0.5, -0.0, torch.zeros(s)),
-    "signed_zeros_tied": lambda s: _where(0.3, -0.0, _where(0.3, 0.0, torch.randn(s))),
+    "signed_zeros": lambda s: _where(0.3, -0.0, _where(0.3, 0.0, torch.randn(s))),
     "huge_few": lambda s: _where(0.2, 1e30, torch.randn(s)),
     "huge_many": lambda s: _where(0.45, -1e30, torch.randn(s)),
-    "huge_both": lambda s: torch.randn(s).sign() * 1e30,
     "extreme": lambda s: torch.randn(s).sign() * torch.finfo(torch.float32).max,
     "squares_overflow": lambda s: _where(0.001, 1e20, torch.randn(s)),
 }
+last_or_not = pytest.mark.parametrize("last", [False, True], ids=["contiguous", "channels_last"])
 
 
-@pytest.fixture(autouse=True, params=binding.instruction_sets())
+@pytest.fixture(params=c.instruction_sets())
 def isa(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    monkeypatch.setenv("MEDBN_NATIVE_ISA", request.param)
-    torch.manual_seed(0)
+    """Every instruction set; a test without this fixture runs on the best."""
+    monkeypatch.setenv("MEDBN_C_ISA", request.param)
     return str(request.param)
+
+
+each_isa = pytest.mark.usefixtures("isa")
+
+
+@pytest.fixture(autouse=True)
+def seed() -> None:
+    torch.manual_seed(0)
 
 
 @pytest.fixture
@@ -78,7 +73,7 @@ def arrange(x: Tensor, last: bool) -> Tensor:
 
 
 def tensors(saved: binding.MedianStatistics) -> list[Tensor]:
-    return [saved.centre, saved.variance, saved.deviation_sum, saved.index]
+    return [saved.centre, saved.variance, saved.deviation_sum, saved.position]
 
 
 def rows(x: Tensor) -> Tensor:
@@ -86,47 +81,49 @@ def rows(x: Tensor) -> Tensor:
 
 
 def spread(values: Tensor, x: Tensor) -> Tensor:
-    """Per channel, or per image and channel, for arithmetic with x."""
+    """Shape values per channel, or per image and channel, for arithmetic with x."""
     return values.reshape(*(values.shape if values.dim() == 2 else (1, -1)), *[1] * (x.dim() - 2))
 
 
 def selected(values: Tensor) -> tuple[Tensor, Tensor]:
-    """Each row's lower median by sorting, and where it stands first."""
+    """Return each row's lower median by sorting, and where it first occurs."""
     middle = values.sort(dim=1).values[:, (values.shape[1] - 1) // 2] + 0.0
     return middle, (values == middle.unsqueeze(1)).to(torch.uint8).argmax(dim=1)
 
 
 def check_statistics(x: Tensor) -> None:
     saved = binding.median_statistics(x)
-    centre, index = selected(rows(x))
+    centre, position = selected(rows(x))
     assert saved.finite
     assert torch.equal(saved.centre, centre)
     assert not torch.signbit(saved.centre[saved.centre == 0]).any()
-    assert torch.equal(saved.index, index)
+    assert torch.equal(saved.position, position)
     deviations = rows(x).double() - centre.double().unsqueeze(1)
     variance = deviations.square().mean(dim=1)
-    torch.testing.assert_close(saved.variance, variance.float(), rtol=1e-6, atol=1e-44)
+    torch.testing.assert_close(saved.variance, variance.float(), rtol=2e-6, atol=1e-44)
     # A sum is as accurate as what it sums.
     assert ((saved.deviation_sum - deviations.sum(dim=1)).abs() <= 1e-6 * deviations.abs().sum(dim=1)).all()
 
 
 def check_abs_median(x: Tensor, centre: Tensor) -> None:
-    value, index = binding.abs_median(x, centre)
+    value, position = binding.abs_median(x, centre)
     expected, where = selected((rows(x) - centre.unsqueeze(1)).abs())
     assert torch.equal(value, expected)
-    assert torch.equal(index, where)
+    assert torch.equal(position, where)
 
 
-@pytest.mark.parametrize("last", LAST)
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@each_isa
+@last_or_not
 @pytest.mark.parametrize("kind", KINDS)
-def test_selection_is_exact_and_moments_are_close(kind: str, shape: tuple[int, ...], last: bool) -> None:
-    x = arrange(KINDS[kind](torch.Size(shape)), last)
-    assert binding.supported(x)
-    check_statistics(x)
-    check_abs_median(x, binding.median_statistics(x).centre)
+def test_medians_are_exact_and_moments_close(kind: str, last: bool) -> None:
+    for shape in (*SHAPES, LONG):
+        x = arrange(KINDS[kind](torch.Size(shape)), last)
+        assert c.supported(x)
+        check_statistics(x)
+        check_abs_median(x, binding.median_statistics(x).centre)
 
 
+@each_isa
 @given(
     st.integers(1, 40),
     st.integers(1, 35),
@@ -135,16 +132,16 @@ def test_selection_is_exact_and_moments_are_close(kind: str, shape: tuple[int, .
     st.booleans(),
 )
 def test_any_finite_values_of_any_size(images: int, channels: int, size: int, values: list[float], last: bool) -> None:
-    chosen = torch.randint(len(values), (images, channels, size))
-    x = arrange(torch.tensor(values, dtype=torch.float32)[chosen], last)
+    choice = torch.randint(len(values), (images, channels, size))
+    x = arrange(torch.tensor(values, dtype=torch.float32)[choice], last)
     saved = binding.median_statistics(x)
-    centre, index = selected(rows(x))
+    centre, position = selected(rows(x))
     assert torch.equal(saved.centre, centre)
-    assert torch.equal(saved.index, index)
+    assert torch.equal(saved.position, position)
     check_abs_median(x, torch.tensor(values[0]).expand(channels))
 
 
-@pytest.mark.parametrize("last", LAST)
+@last_or_not
 def test_same_as_the_reference_path(last: bool) -> None:
     x = arrange(torch.randn(8, 5, 9, 9), last)
     saved = binding.median_statistics(x)
@@ -153,16 +150,15 @@ def test_same_as_the_reference_path(last: bool) -> None:
     assert torch.equal(binding.abs_median(x, saved.centre)[0], reference.median_absolute_deviation(x, saved.centre))
 
 
-@pytest.mark.parametrize("last", LAST)
-@pytest.mark.parametrize("kind", ["random", "relu", "sorted", "huge_few"])
-def test_millions_of_values_in_a_channel(kind: str, last: bool, isa: str) -> None:
-    if isa != binding.instruction_sets()[-1] and kind != "random":
-        pytest.skip("once is enough for what does not depend on the instruction set")
-    check_statistics(arrange(KINDS[kind](torch.Size((4, 2, 1000, 1000))), last))
+@pytest.mark.slow
+@last_or_not
+def test_millions_of_values_in_a_channel(last: bool) -> None:
+    """More than the largest sample brackets."""
+    check_statistics(arrange(torch.randn(4, 2, 1000, 1000), last))
 
 
 def sampled_positions(n: int) -> Tensor:
-    """Where native_select.h looks first: whoever knows can make the bracket useless, and gains nothing."""
+    """Return the positions that bracket.h samples; an attacker who knows them can make the bracket useless."""
     size = min(8192, n)
     h = torch.arange(size, dtype=torch.int64)
     h ^= h >> 16
@@ -179,9 +175,10 @@ def sampled_positions(n: int) -> Tensor:
     return torch.cat(positions).unique()
 
 
-@pytest.mark.parametrize("last", LAST)
-@pytest.mark.parametrize("value", [-1e30, -50.0, 0.0, 50.0, 1e30])
-def test_unrepresentative_samples_change_nothing(value: float, last: bool) -> None:
+@each_isa
+@last_or_not
+@pytest.mark.parametrize("value", [-1e30, 7.0, 50.0], ids=["below", "amid", "above"])
+def test_a_sample_chosen_by_an_attacker_changes_nothing(value: float, last: bool) -> None:
     n = 30_000
     x = torch.randn(1, 18, n) + 7
     x[:, ::3, sampled_positions(n)] = value
@@ -189,40 +186,42 @@ def test_unrepresentative_samples_change_nothing(value: float, last: bool) -> No
     check_abs_median(arrange(x, last), x[0].median(dim=1).values)
 
 
-@pytest.mark.parametrize("last", LAST)
-def test_a_killer_of_equally_spaced_pivots(last: bool) -> None:
+@last_or_not
+def test_pivots_chosen_by_an_attacker_change_nothing(last: bool) -> None:
     values = torch.randn(1, 3, 4000)
     for step in (2, 3, 5, 16, 32):
         values[..., step // 2 :: step] = 100.0 + step
     check_statistics(arrange(values, last))
 
 
-@pytest.mark.parametrize("last", LAST)
-@pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
-@pytest.mark.parametrize("shape", [(1, 1), (5, 20), (3, 17, 7, 7), (30, 17, 32, 32)], ids=str)
-def test_a_single_nonfinite_value_is_reported(shape: tuple[int, ...], bad: float, last: bool) -> None:
-    for position in (0, torch.Size(shape).numel() // 2, -1):
-        x = torch.randn(shape)
-        x.view(-1)[position] = bad
-        assert not binding.median_statistics(arrange(x, last)).finite
-    x = torch.full(shape, bad)
-    assert not binding.median_statistics(arrange(x, last)).finite
+@each_isa
+@last_or_not
+def test_a_single_nonfinite_value_is_reported(last: bool) -> None:
+    for shape in ((1, 1), (5, 20), (3, 17, 7, 7), (30, 17, 32, 32)):
+        for bad in (float("nan"), float("inf"), float("-inf")):
+            for position in (0, torch.Size(shape).numel() // 2, -1):
+                x = torch.randn(shape)
+                x.view(-1)[position] = bad
+                assert not binding.median_statistics(arrange(x, last)).finite
+            assert not binding.median_statistics(arrange(torch.full(shape, bad), last)).finite
 
 
-@pytest.mark.parametrize("last", LAST)
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
-@pytest.mark.parametrize("kind", ["random", "shifted", "relu", "constant", "denormal", "huge_few", "extreme"])
-def test_image_moments(kind: str, shape: tuple[int, ...], last: bool) -> None:
-    x = arrange(KINDS[kind](torch.Size(shape)), last)
-    mean, variance = binding.image_moments(x)
-    planes = x.double().reshape(*shape[:2], -1)
-    exact = planes.mean(dim=2)
-    assert ((mean - exact).abs() <= 1e-6 * planes.abs().mean(dim=2) + 1e-44).all()
-    deviations = planes - exact.unsqueeze(2)
-    torch.testing.assert_close(variance, deviations.square().mean(dim=2).float(), rtol=2e-6, atol=1e-44)
+@each_isa
+@last_or_not
+@pytest.mark.parametrize("kind", ["random", "shifted", "denormal", "huge_few", "extreme"])
+def test_image_moments(kind: str, last: bool) -> None:
+    for shape in (*SHAPES, (2, 3, 300, 301)):
+        x = arrange(KINDS[kind](torch.Size(shape)), last)
+        mean, variance = binding.image_moments(x)
+        planes = x.double().reshape(*shape[:2], -1)
+        exact = planes.mean(dim=2)
+        assert ((mean - exact).abs() <= 1e-6 * planes.abs().mean(dim=2) + 1e-44).all()
+        deviations = planes - exact.unsqueeze(2)
+        torch.testing.assert_close(variance, deviations.square().mean(dim=2).float(), rtol=2e-6, atol=1e-44)
 
 
-def test_image_moments_pass_nonfinite_values_on() -> None:
+@each_isa
+def test_image_moments_of_nonfinite_values_are_nonfinite() -> None:
     x = torch.randn(3, 2, 5)
     x[0, 0, 1], x[1, 1, 2] = float("nan"), float("inf")
     mean, variance = binding.image_moments(x)
@@ -230,109 +229,112 @@ def test_image_moments_pass_nonfinite_values_on() -> None:
     assert variance.isfinite().tolist() == mean.isfinite().tolist()
 
 
-@pytest.mark.parametrize("last", LAST)
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_normalise(shape: tuple[int, ...], last: bool) -> None:
-    x = arrange(torch.randn(shape), last)
-    centre, scale, bias = torch.randn(3, shape[1])
-    y = binding.normalise(x, centre, scale, bias)
-    assert y.stride() == x.stride()
-    expected = (x.double() - spread(centre, x)) * spread(scale, x) + spread(bias, x)
-    torch.testing.assert_close(y, expected.float(), rtol=1e-6, atol=1e-6)
+@each_isa
+@last_or_not
+def test_normalise(last: bool) -> None:
+    for shape in (*SHAPES, LONG):
+        x = arrange(torch.randn(shape), last)
+        centre, scale, bias = torch.randn(3, shape[1])
+        y = binding.normalise(x, centre, scale, bias)
+        assert y.stride() == x.stride()
+        expected = (x.double() - spread(centre, x)) * spread(scale, x) + spread(bias, x)
+        torch.testing.assert_close(y, expected.float(), rtol=1e-6, atol=1e-6)
 
 
-@pytest.mark.parametrize("last", LAST)
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_reduce(shape: tuple[int, ...], last: bool) -> None:
-    x, g = (arrange(torch.randn(shape), last) for _ in range(2))
-    centre = torch.randn(shape[1])
-    sum_g, sum_gx = binding.reduce(g, x, centre)
-    products = rows(g).double() * (rows(x).double() - centre.double().unsqueeze(1))
-    assert ((sum_g - rows(g).double().sum(dim=1)).abs() <= 1e-6 * rows(g).abs().sum(dim=1)).all()
-    assert ((sum_gx - products.sum(dim=1)).abs() <= 1e-6 * products.abs().sum(dim=1)).all()
+@each_isa
+@last_or_not
+def test_reduce(last: bool) -> None:
+    for shape in (*SHAPES, LONG):
+        x, g = (arrange(torch.randn(shape), last) for _ in range(2))
+        centre = torch.randn(shape[1])
+        sum_g, sum_gx = binding.reduce(g, x, centre)
+        products = rows(g).double() * (rows(x).double() - centre.double().unsqueeze(1))
+        assert ((sum_g - rows(g).double().sum(dim=1)).abs() <= 1e-6 * rows(g).abs().sum(dim=1)).all()
+        assert ((sum_gx - products.sum(dim=1)).abs() <= 1e-6 * products.abs().sum(dim=1)).all()
 
 
-@pytest.mark.parametrize("last", LAST)
+@each_isa
+@last_or_not
 @pytest.mark.parametrize("per_image", [False, True])
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_combine(shape: tuple[int, ...], per_image: bool, last: bool) -> None:
-    x, g = (arrange(torch.randn(shape), last) for _ in range(2))
-    centre, a = torch.randn(2, shape[1])
-    q, p = (torch.randn(shape[:2] if per_image else shape[1:2]) for _ in range(2))
-    dx = binding.combine(g, x, centre, a, q, p)
-    assert dx.stride() == x.stride()
-    expected = spread(a, x) * g.double() + spread(q, x) * (x.double() - spread(centre, x)) + spread(p, x)
-    torch.testing.assert_close(dx, expected.float(), rtol=1e-5, atol=2e-6)
+def test_combine(per_image: bool, last: bool) -> None:
+    for shape in (*SHAPES, LONG):
+        x, g = (arrange(torch.randn(shape), last) for _ in range(2))
+        centre, scale = torch.randn(2, shape[1])
+        slope, shift = (torch.randn(shape[:2] if per_image else shape[1:2]) for _ in range(2))
+        dx = binding.combine(g, x, centre, scale, slope, shift)
+        assert dx.stride() == x.stride()
+        expected = spread(scale, x) * g.double() + spread(slope, x) * (x.double() - spread(centre, x))
+        torch.testing.assert_close(dx, (expected + spread(shift, x)).float(), rtol=1e-5, atol=2e-6)
 
 
-@pytest.mark.parametrize("last", LAST)
+@last_or_not
 def test_gradients_come_in_any_layout(last: bool) -> None:
     x = arrange(torch.randn(4, 6, 5, 7), last)
-    centre, a, q, p = torch.randn(4, 6)
+    centre, scale, slope, shift = torch.randn(4, 6)
     dense = torch.randn(4, 6, 5, 7)
     for g in (torch.tensor(0.5).expand(4, 6, 5, 7), arrange(dense, not last), dense.transpose(2, 3).contiguous().mT):
-        expected = binding.combine(arrange(g, last), x, centre, a, q, p)
-        assert torch.equal(binding.combine(g, x, centre, a, q, p), expected)
+        expected = binding.combine(arrange(g, last), x, centre, scale, slope, shift)
+        assert torch.equal(binding.combine(g, x, centre, scale, slope, shift), expected)
         assert torch.equal(binding.reduce(g, x, centre)[1], binding.reduce(arrange(g, last), x, centre)[1])
 
 
 @pytest.fixture(params=["torch", "own"])
 def kind_of_threads(request: pytest.FixtureRequest) -> Iterator[str]:
-    """Threads of torch's OpenMP runtime, and those there are without one."""
-    library, _ = binding._load()
-    assert library is not None
-    library.medbn_share(binding._threads_of_torch() if request.param == "torch" else None)
+    """Threads of torch's OpenMP runtime, and those that the kernels start without one."""
+    kernels, _ = library.load()
+    assert kernels is not None
+    kernels.medbn_share(library.openmp_of_torch() if request.param == "torch" else None)
     yield request.param
-    library.medbn_share(binding._threads_of_torch())
+    kernels.medbn_share(library.openmp_of_torch())
 
 
 @pytest.mark.usefixtures("kind_of_threads")
-@pytest.mark.parametrize("last", LAST)
-@pytest.mark.parametrize("shape", [(200, 17), (16, 67, 14, 14), (20, 70, 32, 32)], ids=str)
-def test_the_number_of_threads_changes_no_bit(
-    shape: tuple[int, ...], last: bool, threads: Callable[[int], None]
-) -> None:
-    x, g = (arrange(torch.randn(shape), last) for _ in range(2))
-    x[:, 3] = 1e30
-    per_channel = torch.randn(4, shape[1])
+@last_or_not
+def test_the_number_of_threads_changes_no_bit(last: bool, threads: Callable[[int], None]) -> None:
+    for shape in ((200, 17), (16, 67, 14, 14), (20, 70, 32, 32)):
+        x, g = (arrange(torch.randn(shape), last) for _ in range(2))
+        x[:, 3] = 1e30
+        per_channel = torch.randn(4, shape[1])
 
-    def everything() -> list[Tensor]:
-        return [
-            *tensors(binding.median_statistics(x)),
-            *binding.abs_median(x, per_channel[0]),
-            *binding.image_moments(x),
-            binding.normalise(x, *per_channel[:3]),
-            *binding.reduce(g, x, per_channel[0]),
-            binding.combine(g, x, *per_channel),
-        ]
+        def everything(x: Tensor = x, g: Tensor = g, per_channel: Tensor = per_channel) -> list[Tensor]:
+            return [
+                *tensors(binding.median_statistics(x)),
+                *binding.abs_median(x, per_channel[0]),
+                *binding.image_moments(x),
+                binding.normalise(x, *per_channel[:3]),
+                *binding.reduce(g, x, per_channel[0]),
+                binding.combine(g, x, *per_channel),
+            ]
 
-    threads(1)
-    alone = everything()
-    for number in (2, 3, 7):
-        threads(number)
-        assert all(torch.equal(a, b) for a, b in zip(everything(), alone, strict=True))
+        threads(1)
+        alone = everything()
+        for number in (2, 7):
+            threads(number)
+            assert all(torch.equal(a, b) for a, b in zip(everything(), alone, strict=True))
 
 
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 def test_works_in_a_forked_child(threads: Callable[[int], None]) -> None:
     threads(2)
     x = torch.randn(20, 16, 32, 32)
-    here = binding.median_statistics(x)
+    expected = tensors(binding.median_statistics(x))
     child = os.fork()
     if child == 0:
-        there = binding.median_statistics(x)
-        os._exit(0 if all(torch.equal(a, b) for a, b in zip(tensors(here), tensors(there), strict=True)) else 1)
+        results = tensors(binding.median_statistics(x))
+        os._exit(0 if all(torch.equal(a, b) for a, b in zip(expected, results, strict=True)) else 1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
 def test_supported() -> None:
     x = torch.randn(4, 3, 8, 8)
-    assert binding.supported(x)
-    assert binding.supported(torch.nn.Parameter(x))
-    assert binding.supported(x.to(memory_format=torch.channels_last))
-    assert binding.supported(torch.randn(2, 3, 4, 4, 4).to(memory_format=torch.channels_last_3d))
-    assert binding.supported(x[:2])
-    for other in (
+    supported = (
+        x,
+        torch.nn.Parameter(x),
+        x.to(memory_format=torch.channels_last),
+        torch.randn(2, 3, 4, 4, 4).to(memory_format=torch.channels_last_3d),
+        x[:2],
+    )
+    other = (
         x.double(),
         x.bfloat16(),
         x[:, :2],
@@ -342,21 +344,22 @@ def test_supported() -> None:
         x[0, 0, 0],
         x.to("meta"),
         x.to_sparse(),
-    ):
-        assert not binding.supported(other)
-    assert not binding.supported(torch.ones(1).expand(4, 3, 8, 8))
+        torch.ones(1).expand(4, 3, 8, 8),
+    )
+    assert all(map(c.supported, supported))
+    assert not any(map(c.supported, other))
 
 
 def test_refuses_what_it_does_not_take(monkeypatch: pytest.MonkeyPatch) -> None:
     x = torch.randn(4, 3, 8, 8)
-    with pytest.raises(ValueError, match="dense float32 CPU tensor"):
+    with pytest.raises(ValueError, match="float64"):
         binding.median_statistics(x.double())
-    with pytest.raises(ValueError, match=r"expected shape \(3,\), got \(4,\)"):
+    with pytest.raises(ValueError, match=r"\(4,\)"):
         binding.abs_median(x, torch.zeros(4))
-    with pytest.raises(ValueError, match="gradient of shape"):
+    with pytest.raises(ValueError, match="gradient"):
         binding.reduce(x[:2], x, torch.zeros(3))
-    with pytest.raises(ValueError, match="same shape"):
+    with pytest.raises(ValueError, match="slope"):
         binding.combine(x, x, *torch.zeros(3, 3), torch.zeros(4, 3))
-    monkeypatch.setenv("MEDBN_NATIVE_ISA", "sse9")
-    with pytest.raises(ValueError, match="unknown MEDBN_NATIVE_ISA 'sse9'"):
+    monkeypatch.setenv("MEDBN_C_ISA", "sse9")
+    with pytest.raises(ValueError, match="sse9"):
         binding.median_statistics(x)

@@ -68,7 +68,7 @@ def _exporting() -> bool:
     return torch.compiler.is_exporting()
 
 
-# torch.compile calls these once and keeps the result; see kernels.c.binding.
+# torch.compile calls these once and keeps the result; see kernels.c.library.
 _exporting._dynamo_marked_constant = True  # type: ignore[attr-defined]
 _transformed._dynamo_marked_constant = True  # type: ignore[attr-defined]
 

@@ -59,7 +59,7 @@ def cpu_backward(
     The C pass that writes the input's gradient also adds a slope times (x − centre) and a shift per channel or image.
     """
     if saved.finite is not None:
-        return c.among_finite(cpu_backward, g, x, weight, saved, spec)
+        return c.isolate_nonfinite(cpu_backward, g, x, weight, saved, spec)
     sum_g, sum_gx = c.reduce(g, x, saved.used_centre)
     inverse_std = saved.inverse_std.double()
     d_weight = inverse_std * sum_gx

@@ -1,21 +1,22 @@
 """The C kernels: float32 on a CPU, contiguous or channels last, with the gradient in closed form.
 
 ``kernels.triton`` has the same front door, and ``kernels.dispatch`` chooses between the two. ``kernels.smooth`` builds
-its backward pass from ``reduce``, ``combine`` and ``among_finite``.
+its backward pass from ``reduce``, ``combine`` and ``isolate_nonfinite``.
 """
 
-from .binding import available, combine, instruction_sets, reason, reduce
-from .orchestration import KERNELS, among_finite, backward, dense, forward, statistics, supported
+from .binding import combine, reduce
+from .library import available, instruction_sets, reason
+from .orchestration import KERNELS, backward, dense, forward, isolate_nonfinite, statistics, supported
 
 __all__ = [
     "KERNELS",
-    "among_finite",
     "available",
     "backward",
     "combine",
     "dense",
     "forward",
     "instruction_sets",
+    "isolate_nonfinite",
     "reason",
     "reduce",
     "statistics",

@@ -1,11 +1,8 @@
-/* The kernels in AVX2: vectors of eight. */
+/* The kernels in AVX2: vectors of eight. The operations are explained in vector_kernels.h. */
 #include "kernels.h"
 
 #ifdef MEDBN_X86
 #include <immintrin.h>
-#include <math.h>
-#include <stdlib.h>
-#include <string.h>
 
 #ifdef __clang__
 #pragma clang attribute push(__attribute__((target("avx2,fma,popcnt"))), apply_to = function)
@@ -18,12 +15,12 @@ typedef __m256 vf;
 typedef __m256i vi;
 typedef __m256 mask;
 
-/* For each set of lanes, where each of them goes to stand without gaps: there is no instruction for it. */
-static uint64_t gaps[256];
-__attribute__((constructor)) static void fill_gaps(void) {
+/* For each set of lanes, the permutation that moves them to the front: AVX2 has no instruction for it. */
+static uint64_t permutations[256];
+__attribute__((constructor)) static void fill_permutations(void) {
     for (int set = 0; set < 256; set++)
         for (int l = 0, n = 0; l < 8; l++)
-            if (set >> l & 1) gaps[set] |= (uint64_t)l << 8 * n++;
+            if (set >> l & 1) permutations[set] |= (uint64_t)l << 8 * n++;
 }
 
 INLINE vf splat(float a) { return _mm256_set1_ps(a); }
@@ -41,10 +38,10 @@ INLINE mask both(mask a, mask b) { return _mm256_and_ps(a, b); }
 INLINE unsigned bits(mask m) { return (unsigned)_mm256_movemask_ps(m); }
 INLINE vf keep(mask m, vf v) { return _mm256_and_ps(m, v); }
 INLINE vf magnitude(vf v) { return _mm256_andnot_ps(_mm256_set1_ps(-0.0f), v); }
-INLINE vi tally(vi count, mask m) { return _mm256_sub_epi32(count, _mm256_castps_si256(m)); }
-INLINE float *squeeze(float *to, mask m, vf v) {
+INLINE vi add_mask(vi count, mask m) { return _mm256_sub_epi32(count, _mm256_castps_si256(m)); }
+INLINE float *compress(float *to, mask m, vf v) {
     unsigned set = bits(m);
-    vi order = _mm256_cvtepu8_epi32(_mm_cvtsi64_si128((long long)gaps[set]));
+    vi order = _mm256_cvtepu8_epi32(_mm_cvtsi64_si128((long long)permutations[set]));
     _mm256_storeu_ps(to, _mm256_permutevar8x32_ps(v, order));
     return to + __builtin_popcount(set);
 }
@@ -74,9 +71,7 @@ static void transpose(const float *from, int64_t stride, int width, float *to, i
             transpose_8(from + r * stride + c, stride, width - c < 8 ? width - c : 8, to + c * pitch + r, pitch);
 }
 
-#include "select.h"
-#include "median.h"
-#include "passes.h"
+#include "vector_kernels.h"
 
 const struct kernels medbn_avx2 = {median, image_moments, normalise, reduce, combine};
 

@@ -1,11 +1,8 @@
-/* The kernels in AVX-512 (F alone): vectors of sixteen. */
+/* The kernels in AVX-512 (F alone): vectors of sixteen. The operations are explained in vector_kernels.h. */
 #include "kernels.h"
 
 #ifdef MEDBN_X86
 #include <immintrin.h>
-#include <math.h>
-#include <stdlib.h>
-#include <string.h>
 
 #ifdef __clang__
 #pragma clang attribute push(__attribute__((target("avx512f,avx2,fma,popcnt"))), apply_to = function)
@@ -30,8 +27,8 @@ INLINE mask both(mask a, mask b) { return a & b; }
 INLINE unsigned bits(mask m) { return m; }
 INLINE vf keep(mask m, vf v) { return _mm512_maskz_mov_ps(m, v); }
 INLINE vf magnitude(vf v) { return _mm512_abs_ps(v); }
-INLINE vi tally(vi count, mask m) { return _mm512_mask_add_epi32(count, m, count, _mm512_set1_epi32(1)); }
-INLINE float *squeeze(float *to, mask m, vf v) {
+INLINE vi add_mask(vi count, mask m) { return _mm512_mask_add_epi32(count, m, count, _mm512_set1_epi32(1)); }
+INLINE float *compress(float *to, mask m, vf v) {
     _mm512_storeu_ps(to, _mm512_maskz_compress_ps(m, v));
     return to + __builtin_popcount(m);
 }
@@ -74,9 +71,7 @@ static void transpose(const float *from, int64_t stride, int width, float *to, i
         transpose_16(from, stride, width, to, pitch);
 }
 
-#include "select.h"
-#include "median.h"
-#include "passes.h"
+#include "vector_kernels.h"
 
 const struct kernels medbn_avx512 = {median, image_moments, normalise, reduce, combine};
 

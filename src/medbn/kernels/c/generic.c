@@ -1,4 +1,6 @@
-/* The kernels for any processor: vectors of four, as the compiler sees fit (SSE2, NEON, or plain scalars). */
+/* The kernels for any processor: vectors of four, which the compiler turns into SSE2, NEON or scalar instructions.
+ * The operations are explained in vector_kernels.h.
+ */
 #include "kernels.h"
 
 #include <string.h>
@@ -20,8 +22,8 @@ INLINE mask both(mask a, mask b) { return a & b; }
 INLINE unsigned bits(mask m) { return (m[0] & 1) | (m[1] & 2) | (m[2] & 4) | (m[3] & 8); }
 INLINE vf keep(mask m, vf v) { return (vf)((vi)v & m); }
 INLINE vf magnitude(vf v) { return (vf)((vi)v & 0x7fffffff); }
-INLINE vi tally(vi count, mask m) { return count - m; }
-INLINE float *squeeze(float *to, mask m, vf v) {
+INLINE vi add_mask(vi count, mask m) { return count - m; }
+INLINE float *compress(float *to, mask m, vf v) {
     for (int l = 0; l < LANES; l++) { *to = v[l]; to += m[l] & 1; }
     return to;
 }
@@ -32,8 +34,6 @@ static void transpose(const float *from, int64_t stride, int width, float *to, i
         for (int c = 0; c < width; c++) to[c * pitch + r] = from[r * stride + c];
 }
 
-#include "select.h"
-#include "median.h"
-#include "passes.h"
+#include "vector_kernels.h"
 
 const struct kernels medbn_generic = {median, image_moments, normalise, reduce, combine};

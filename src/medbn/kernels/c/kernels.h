@@ -1,15 +1,17 @@
-/* What the files of the native kernels share: the layout of an activation, the table of kernels, the threads. */
-#ifndef MEDBN_NATIVE_H
-#define MEDBN_NATIVE_H
+/* What the files of the C kernels share: the layout of an activation, the table of kernels, the threads. */
+#ifndef MEDBN_KERNELS_H
+#define MEDBN_KERNELS_H
 
 #include <stdatomic.h>
 #include <stdbool.h>
+#include <stddef.h>
 #include <stdint.h>
 
 #if defined(__x86_64__) && defined(__GNUC__)
 #define MEDBN_X86 1
 #endif
 
+#define EXPORT __attribute__((visibility("default")))
 #define INLINE static inline __attribute__((always_inline))
 
 /* A float32 activation (images, channels, size): planes of `size` values, or rows of `channels` values if `last`. */
@@ -18,11 +20,13 @@ struct layout {
     int32_t last, threads;
 };
 
+/* Bits of a status: a value is not finite; an allocation failed. */
 enum { NONFINITE = 1, NO_MEMORY = 2 };
 
-/* One set of kernels per instruction set; src/medbn/kernels/native.py says what each computes. */
+/* One set of kernels per instruction set; binding.py says what each computes. Each returns a status. */
 struct kernels {
-    /* Statistics of x or, with a centre, of |x - centre|; then variance and deviation are not computed. */
+    /* The median of x, its first position, the variance and the sum of x - median. With a centre, the median of
+     * |x - centre| and its first position alone. */
     int (*median)(const struct layout *at, const float *x, const float *centre, float *value, float *variance,
                   double *deviation, int64_t *index);
     int (*image_moments)(const struct layout *at, const float *x, float *mean, float *variance);
@@ -39,7 +43,8 @@ extern const struct kernels medbn_generic;
 extern const struct kernels medbn_avx2, medbn_avx512;
 #endif
 
-/* Work cut into `count` independent units, which threads take `grain` at a time. First member of what a work needs. */
+/* Work that is cut into `count` independent units, which threads take `grain` at a time. It is the first member of the
+ * structs that hold the arguments. */
 struct job {
     int64_t count, grain;
     _Atomic int64_t next;
@@ -49,7 +54,7 @@ struct job {
 /* The next units [from, to) to do; false when none are left. */
 bool medbn_take(struct job *job, int64_t *from, int64_t *to);
 
-/* Run `work` on up to `threads` threads and return the job's status. How many never changes a result. */
+/* Run `work` on up to `at->threads` threads and return the job's status. Their number never changes a result. */
 int medbn_parallel(struct job *job, const struct layout *at, void (*work)(struct job *));
 
 static inline int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }

@@ -27,7 +27,7 @@ def available() -> bool:
     return _load()[0] is not None
 
 
-# torch.compile calls this once and keeps the result; see ``kernels.c.binding``.
+# torch.compile calls this once and keeps the result; see ``kernels.c.library``.
 available._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
