@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm, _LazyNormBase
 
 from . import estimators, policies
-from ._normalise import isolates
+from ._isolate import isolates
 from .estimators import Estimator
 from .layers import RobustBatchNorm, RobustBatchNorm1d, RobustBatchNorm2d, RobustBatchNorm3d, tails
 from .policies import Policy

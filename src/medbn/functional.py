@@ -9,7 +9,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from . import estimators, kernels
-from ._normalise import check_activation, check_input, estimate_batch, is_batch_norm, normalise_batch
+from ._isolate import check_activation, check_input
+from ._normalise import estimate_batch, is_batch_norm, normalise_batch
 from .estimators import Estimator
 
 __all__ = ["normalise", "robust_norm", "statistics"]

@@ -18,7 +18,8 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from . import estimators, kernels, policies
-from ._normalise import Normalised, is_batch_norm, isolates, normalise_batch, normalise_with
+from ._isolate import isolates
+from ._normalise import Normalised, is_batch_norm, normalise_batch, normalise_with
 from .estimators import Estimator
 from .policies import Policy
 

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
-from .._normalise import check_mask
+from .._isolate import check_mask
 
 if TYPE_CHECKING:
     from .base import Adapter
