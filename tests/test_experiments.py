@@ -113,6 +113,17 @@ def test_serving_speed_times_every_method(monkeypatch, capsys, tmp_path):
     assert all(row["ratio"] > 0 and len(row["seconds"]) == 2 for row in rows)
 
 
+@pytest.mark.parametrize("more", ["--estimator mean,median --json x.json", "--profile median"])
+def test_the_attack_loop_is_timed_and_profiled(more, monkeypatch, capsys, tmp_path):
+    tiny = "--device cpu --model resnet-small --images 8 --size 16 --malicious 2 --steps 2 --rounds 1"
+    assert not run(monkeypatch, "cuda_graph_attack.py", *tiny.split(), *more.split())
+    assert "a step" in capsys.readouterr().out
+    if "--json" in more:
+        rows = json.loads((tmp_path / "x.json").read_text())["rows"]
+        assert {row["estimator"] for row in rows} == {"mean", "median"}
+        assert all(row["first_s"] > 0 and len(row["seconds"]) == 1 for row in rows)
+
+
 def test_single_images_move_past_as_little_as_images_in_batches(monkeypatch, capsys):
     assert run(monkeypatch, "single_image_poisoning.py") == 0
     rows = [line.split() for line in capsys.readouterr().out.splitlines()[2:]]

@@ -2,12 +2,8 @@
 
 import copy
 import gc
-import os
-import subprocess
-import sys
 import warnings
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import pytest
 import torch
@@ -205,22 +201,6 @@ def test_graph_is_no_part_of_what_an_attack_is():
     assert DIA(graph=True) == DIA(graph=False) == DIA()
     assert repr(DIA(graph=True)) == repr(DIA())
     assert "graph" not in Attack.__dataclass_fields__
-
-
-def test_the_experiment_runs(tmp_path):
-    script = Path(__file__).parents[2] / "experiments" / "cuda_graph_attack.py"
-    options = "--device cpu --model resnet-small --images 8 --size 16 --malicious 2 --steps 2 --rounds 1"
-    for more in ("--estimator mean,median --json out.json", "--profile median"):
-        run = subprocess.run(
-            [sys.executable, script, *options.split(), *more.split()],
-            capture_output=True,
-            text=True,
-            cwd=tmp_path,
-            env={**os.environ, "PYTHONPATH": str(script.parents[1] / "src")},
-        )
-        assert run.returncode == 0, run.stderr
-        assert "a step" in run.stdout
-    assert (tmp_path / "out.json").exists()
 
 
 # --- on a GPU --------------------------------------------------------------------------------------------------------

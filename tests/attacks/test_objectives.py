@@ -82,8 +82,7 @@ def test_the_labels_of_malicious_images_do_not_matter():
 
 
 @pytest.mark.parametrize("objective", [TargetedPixel(1, (1, 0)), IndiscriminateSegmentation()], ids=["pixel", "whole"])
-@pytest.mark.parametrize("method", ["tebn", "tent", "sotta"])
-@pytest.mark.parametrize("estimator", ["mean", "median", "image_median"])
+@pytest.mark.parametrize(("method", "estimator"), [("tebn", "mean"), ("tent", "median"), ("sotta", "image_median")])
 def test_segmentation_models_are_attacked(objective, method, estimator, dense_model, dense_stream):
     tta, (images, labels) = make(dense_model, method, estimator), dense_stream[0]
     values = []

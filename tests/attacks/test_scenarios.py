@@ -11,8 +11,9 @@ from ..methods.table import METHODS, assert_same, make, state
 from .test_dia import MALICIOUS, quick
 
 
-@pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("predict", ["before", "after"])
+@pytest.mark.parametrize(
+    ("method", "predict"), [*((method, "before") for method in METHODS), ("tent", "after"), ("sotta", "after")]
+)
 def test_instant_attacks_every_batch_from_the_clean_state(method, predict, model, stream):
     tta, clean = (make(model, method, predict=predict) for _ in range(2))
     attack = quick(objective=Indiscriminate())

@@ -128,7 +128,7 @@ def test_what_cannot_be_unrolled_says_so(model, stream):
 
 
 @pytest.mark.parametrize("method", [m for m in LEARNING if m != "sotta"])
-def test_unrolled_attacks_run(method, model, stream):
+def test_unrolled_attacks_differ_and_change_no_state(method, model, stream):
     tta = make(model, method)
     before = state(tta)
     quick(unroll=1, alignment=1.0)(tta, *stream[0], MALICIOUS)
