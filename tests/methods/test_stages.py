@@ -1,3 +1,5 @@
+"""Which layers are the last stage, which SAR and SoTTA do not learn."""
+
 import warnings
 
 import pytest
@@ -26,7 +28,7 @@ class WideResNetLike(nn.Module):
 
 
 class EfficientNetLike(nn.Module):
-    """One part holds all the stages, between two single layers."""
+    """One submodule contains all stages, between two single layers."""
 
     def __init__(self):
         super().__init__()
