@@ -72,13 +72,13 @@ def list_datasets(options: argparse.Namespace) -> None:
     from .. import data
 
     rows = []
-    for info in map(data.get, data.available()):
-        size = sum(archive.size or 0 for archive in info.archives)
-        status = "here" if info.is_complete(options.root) else "in part" if info.is_present(options.root) else "-"
-        status = "ships" if info.folder is None else status
-        rows.append((info.name, status, f"{size / 1e9:.2f} GB" if size else "", info.about))
-    print(format_table(("name", "", "download", "what it is"), rows, right=(2,)))
-    print(f"\nroot: {data.find_root(options.root)}")
+    for entry in map(data.get, data.available()):
+        size = sum(archive.size or 0 for archive in entry.archives)
+        status = "here" if entry.is_complete(options.root) else "in part" if entry.is_present(options.root) else "-"
+        status = "ships" if entry.folder is None else status
+        rows.append((entry.name, status, f"{size / 1e9:.2f} GB" if size else "", entry.about))
+    print(format_table(("dataset", "status", "download", "what it is"), rows, right=(2,)))
+    print(f"\nfolder: {data.find_root(options.root)}")
     print("get one: medbn data fetch NAME · corrupt one: medbn data generate NAME · describe one: medbn data info NAME")
 
 
@@ -86,9 +86,9 @@ def fetch(options: argparse.Namespace) -> None:
     """Download a dataset, verify it and extract it."""
     from .. import data
 
-    info = data.get(options.name)
-    if info.folder is None:
-        print(f"{info.name} ships with medbn: nothing to fetch.")
+    entry = data.get(options.name)
+    if entry.folder is None:
+        print(f"{entry.name} ships with medbn: nothing to fetch.")
         return
     with ExitStack() as bars:
 

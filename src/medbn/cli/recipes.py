@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import argparse
-from typing import Any
+from typing import TYPE_CHECKING
 
 from ._arguments import add_root, choose_device
 from ._completion import complete, recipe_names
 from ._terminal import format_table
 
+if TYPE_CHECKING:
+    from ..bench import Recipe
+
 SUMMARY = "list the experiments, what they need and how long they take on this machine"
-NARROWING = "--data, --methods, --limit, --batches"
+SHORTENING = "--data, --methods, --limit, --batches"
 """Options of ``medbn run`` that make a run shorter."""
 
 
@@ -40,11 +43,11 @@ def run(options: argparse.Namespace) -> None:
         duration = time_estimate.format_duration(time_estimate.estimate_seconds(recipe, speed))
         rows.append((name, ready, needs, models, duration, recipe.about.split(":")[0]))
     print(format_table(("recipe", "ready", "data", "model", "time", "what"), rows))
-    print(f"\ntimes are estimates for the whole recipe on {device}; shorten a run with {NARROWING}.")
+    print(f"\ntimes are estimates for the whole recipe on {device}; shorten a run with {SHORTENING}.")
     print("describe one: medbn recipes RECIPE · run it: medbn run RECIPE · in seconds, on digits: ... --smoke")
 
 
-def describe(recipe: Any, options: argparse.Namespace, device: str) -> None:
+def describe(recipe: Recipe, options: argparse.Namespace, device: str) -> None:
     """Print one recipe, and the commands that get what is missing for it."""
     from ..bench import recipe_requirements, time_estimate
 
@@ -77,5 +80,5 @@ def describe(recipe: Any, options: argparse.Namespace, device: str) -> None:
 def _time(seconds: float, device: str) -> str:
     from ..bench import time_estimate
 
-    narrow = "" if seconds < time_estimate.LONG_RUN else f"; shorten it with {NARROWING}, or take a faster --device"
-    return f"{time_estimate.format_duration(seconds)} on {device} (estimate){narrow}"
+    advice = "" if seconds < time_estimate.LONG_RUN else f"; shorten it with {SHORTENING}, or take a faster --device"
+    return f"{time_estimate.format_duration(seconds)} on {device} (estimate){advice}"
