@@ -57,10 +57,10 @@ def test_a_cell_survives_json_and_may_come_from_before_there_was_a_warm_up(tiny)
 @pytest.mark.parametrize(
     ("build", "message"),
     [
-        (lambda: Attack("targetted"), "targeted"),
-        (lambda: Attack("targeted_pixel"), "segmentation"),
-        (lambda: Attack(gradient="exakt"), "exact"),
-        (lambda: Attack(steps=-1), "steps"),
+        (lambda: Attack("targetted").check(), "targeted"),
+        (lambda: Attack("targeted_pixel").check(), "segmentation"),
+        (lambda: Attack(gradient="exakt").check(), "exact"),
+        (lambda: Attack(steps=-1).check(), "steps"),
         (lambda: Attack(steps="5"), "steps"),
         (lambda: Setting("digits", "resnet-small", malicious=200), "200"),
         (lambda: Setting("digits", "resnet-small", severity=6), "severity"),

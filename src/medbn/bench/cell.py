@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import InitVar, asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 from .. import attacks, methods
@@ -31,7 +31,8 @@ def check_types(value: Any) -> None:
 class Attack:
     """An attack by its options, which are those of ``medbn.attacks.DIA``; ``objective`` is a name.
 
-    ``validate`` is False for an attack that was stored: its objective may be registered only where it ran.
+    An attack that was stored may name an objective that is registered only where it ran: ``check`` is called by a
+    recipe, not by the constructor.
     """
 
     objective: str = "targeted"
@@ -44,15 +45,15 @@ class Attack:
     alignment: float = 0.0
     start: str = "grey"
     restarts: int = 1
-    validate: InitVar[bool] = True
 
-    def __post_init__(self, validate: bool) -> None:
-        if not validate:
-            return
+    def __post_init__(self) -> None:
         check_types(self)
+
+    def check(self) -> None:
+        """Raise a ValueError unless the attack can be built, and can run in the bench."""
         if attacks.objectives.get(self.objective).dense:
             raise ValueError(f"objective {self.objective!r} is for segmentation models, which the bench does not run.")
-        self.build(0)  # which checks the other options
+        self.build(0)  # DIA checks the other options
 
     def build(self, seed: int) -> attacks.DIA:
         """Return the attack as a callable object."""
@@ -155,7 +156,7 @@ class Cell:
             **{
                 **values,
                 "setting": Setting(**values["setting"]),
-                "attack": None if attack is None else Attack(**attack, validate=False),
+                "attack": None if attack is None else Attack(**attack),
             }
         )
 

@@ -80,12 +80,14 @@ def user_code(cell: Cell) -> str:
     parts: list[Any] = []
     if is_user_model(cell.setting.model):
         parts.append(importlib.import_module(cell.setting.model.split(":")[0]))
+    parts.append(models.get_function(cell.setting.model))
     parts.append(data.corruptions.get(cell.corruption).apply)
     parts.append(estimators.get(cell.estimator).function)
     parts.append(methods.get(cell.method))
     if cell.attack is not None:
         parts += [attacks.objectives.get(cell.attack.objective), attacks.scenarios.get(cell.scenario)]
-    return "\n".join(_source(part) for part in parts if not getattr(part, "__module__", "").startswith("medbn."))
+    own = [part for part in parts if part is not None and not getattr(part, "__module__", "").startswith("medbn.")]
+    return "\n".join(map(_source, own))
 
 
 def _source(code: Any) -> str:

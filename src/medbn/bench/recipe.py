@@ -89,6 +89,8 @@ class Recipe:
         if self.predict not in ("before", "after"):
             raise unknown_name("predict", self.predict, ("before", "after"))
         attacks.scenarios.get(self.scenario)
+        for attack in self.attacks:
+            attack.check()
         for table in self.published:
             published.get(table)
         for method in self.methods:

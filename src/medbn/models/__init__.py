@@ -8,7 +8,7 @@ import pkgutil as _pkgutil
 
 from .external import LIBRARIES
 from .input_normalisation import InputNormalisation, NormalisedModel
-from .registry import available, get, register, unregister
+from .registry import available, get, get_function, register, unregister
 from .weights import fingerprint, load, metadata, save
 
 for _file in _pkgutil.iter_modules(__path__):
@@ -21,6 +21,7 @@ __all__ = [
     "available",
     "fingerprint",
     "get",
+    "get_function",
     "load",
     "metadata",
     "register",

@@ -38,6 +38,11 @@ def available() -> list[str]:
     return _registry.available()
 
 
+def get_function(name: str) -> Callable[..., nn.Module] | None:
+    """Return the function that is registered under a name; None for models of libraries and unregistered functions."""
+    return _registry.get(name) if name in _registry else None
+
+
 def get(
     name: str,
     *,

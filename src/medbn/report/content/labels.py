@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from ... import estimators, gradients, methods
+from ...attacks import Objective, objectives
 from ...bench import Attack
 
 BASELINE = "mean"
@@ -44,6 +45,16 @@ def method_label(name: str) -> str:
     return methods.get(name).label if name in methods.available() else name
 
 
+def objective_class(name: str) -> type[Objective]:
+    """Return an objective's class; the base class, with its general labels, if it is not registered here."""
+    return objectives.get(name) if name in objectives.available() else Objective
+
+
+def objective_label(name: str) -> str:
+    """Return what a report calls an attack with that objective."""
+    return objective_class(name).label or name
+
+
 def attack_label(attack: Attack | None, among: Sequence[Attack | None]) -> str:
     """Return what a report calls an attack: its own label, and the options in which those of ``among`` differ."""
     if attack is None:
@@ -61,10 +72,12 @@ def attack_label(attack: Attack | None, among: Sequence[Attack | None]) -> str:
 
 
 def attack_rank(attack: Attack | None, among: Sequence[Attack | None] = ()) -> tuple[int, str]:
-    """Return the key by which attacks are ordered: gradients as in their registry, then by label."""
+    """Return the key by which attacks are ordered: gradients as in their registry, then others, then by label."""
     if attack is None:
         return 0, ""
-    return gradients.available().index(attack.gradient), attack_label(attack, among)
+    names = gradients.available()
+    rank = names.index(attack.gradient) if attack.gradient in names else len(names)
+    return rank, attack_label(attack, among)
 
 
 def corruption_label(corruption: str) -> str:

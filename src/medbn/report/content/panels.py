@@ -7,9 +7,8 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-from ...attacks import objectives
 from ...bench import SWEEPS, Attack, Cell, Results
-from .labels import BASELINE, attack_rank, order_estimators
+from .labels import BASELINE, attack_rank, objective_class, objective_label, order_estimators
 
 
 @dataclass(frozen=True)
@@ -27,12 +26,12 @@ class Panel:
     @property
     def targeted(self) -> bool:
         """Whether the attacks are targeted."""
-        return self.attack is not None and objectives.get(self.attack.objective).targeted
+        return self.attack is not None and objective_class(self.attack.objective).targeted
 
     @property
     def harm(self) -> str:
         """What the numbers measure: the error, or what the objective of the attacks calls its harm."""
-        return "error" if self.attack is None else objectives.get(self.attack.objective).harm_label
+        return "error" if self.attack is None else objective_class(self.attack.objective).harm_label
 
     @property
     def sweep(self) -> str | None:
@@ -106,7 +105,7 @@ def split(results: Results) -> list[Panel]:
     def key_of(cell: Cell) -> tuple[str, ...]:
         setting = cell.setting
         sizes = "" if sweep else f"{setting.malicious} of {setting.batch_size} malicious"
-        objective = f"{objectives.get(cell.attack.objective).label} attack" if cell.attack else ""
+        objective = f"{objective_label(cell.attack.objective)} attack" if cell.attack else ""
         return setting.dataset, setting.model, f"severity {setting.severity}", sizes, objective
 
     keys = results.values(key_of)
