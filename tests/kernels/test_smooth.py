@@ -127,32 +127,6 @@ def test_half_precision(kind, dtype):
     torch.testing.assert_close(results[0][1].double(), results[1][1], rtol=close, atol=close)
 
 
-@each_kind
-def test_values_are_the_estimator_s_and_weights_sum_to_one(kind):
-    x = make((7, 3, 5, 4)).double().requires_grad_()
-    estimator = medbn.estimators.get(kind)
-    smooth_one = medbn.gradients.smooth(estimator, 0.5)
-    assert smooth_one == medbn.gradients.smooth(estimator, 0.5)
-    assert (smooth_one.kernel, smooth_one.temperature) == (kind, 0.5)
-    for valid in (None, torch.arange(7) != 2):
-        centre, variance = smooth_one(x, valid)
-        torch.testing.assert_close([centre, variance], list(estimator(x, valid)))
-        (slope,) = torch.autograd.grad(centre.sum(), x, retain_graph=True)
-        torch.testing.assert_close(slope.sum(dim=(0, 2, 3)), torch.ones(3).double())
-        (slope,) = torch.autograd.grad(variance.sum(), x)  # the variance does not change when all values move
-        torch.testing.assert_close(slope.sum(dim=(0, 2, 3)), torch.zeros(3).double(), rtol=0.0, atol=1e-10)
-        assert valid is None or not slope[2].any()
-
-
-def test_the_weights_of_a_median_are_gaussian():
-    x = make((5, 1, 3, 3)).double().requires_grad_()
-    centre, _ = medbn.gradients.smooth(medbn.estimators.get("mad"), 0.7)(x)
-    middle = x.detach().median()
-    mad = (x.detach() - middle).abs().median()
-    e = torch.exp(-0.5 * ((x.detach() - middle) / (0.7 * 1.4826 * mad)).square())
-    torch.testing.assert_close(torch.autograd.grad(centre.sum(), x)[0], e / e.sum())
-
-
 @needs_c
 def test_kernels_compute_their_own_smooth_gradient_only(monkeypatch):
     x = make((6, 3, 4, 4))
