@@ -49,6 +49,7 @@ def test_malicious_images_are_crafted_and_nothing_else_changes(objective, knowle
     assert not poisoned.requires_grad
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("gradient", ["exact", "straight_through", "smooth"])
 @pytest.mark.parametrize(
     ("estimator", "objective"),
