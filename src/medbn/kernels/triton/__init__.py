@@ -67,7 +67,7 @@ def _load() -> tuple[ModuleType | None, str]:
     """Return the module that launches the kernels, or None and why it does not load."""
     try:
         from . import orchestration
-    except Exception as error:  # whatever keeps Triton from loading, the reference path runs without it
+    except Exception as error:  # of any kind: the reference path runs without Triton
         warnings.warn(f"Triton does not load ({error}); medbn's GPU kernels are off.", stacklevel=2)
         return None, f"Triton does not load: {error}"
     return orchestration, ""

@@ -7,12 +7,11 @@ writes to its tensors.
 from __future__ import annotations
 
 import torch
-import triton
 from torch import Tensor
 
 from ..saved import Saved, Spec
 from . import gradient, images, median, normalise, small_channel, survey, tiling
-from .tiling import Shape, SurveyPlan, plan, survey_plan
+from .tiling import Shape, SurveyPlan, cdiv, next_power_of_2, plan, survey_plan
 
 Pair = tuple[Tensor, Tensor]
 
@@ -25,18 +24,18 @@ def _warps(values: int) -> int:
 
 
 def normalise_small_channels(
-    x: Tensor, y: Tensor, weight: Tensor | None, bias: Tensor | None, running: Pair | None, saved: Saved, spec: Spec
-) -> None:
+    x: Tensor, y: Tensor, weight: Tensor | None, bias: Tensor | None, running: Pair | None, saved: Saved, shape: Shape,
+    spec: Spec,
+) -> None:  # fmt: skip
     """Select medians, mix and normalise in one kernel; ``x`` is contiguous. The second launch is for NaN and inf."""
-    shape = Shape.of(x)
-    centre = saved.centre
+    centre, padded, row = saved.centre, shape.padded, shape.row
     parameters = (centre if weight is None else weight, centre if bias is None else bias)
     out = (centre, saved.variance, saved.deviation_sum, saved.selected, saved.used_centre, saved.inverse_std)
     for retry in (False, True):
         small_channel.normalise_small_channels[(shape.channels,)](
             x, y, *parameters, *(running or (centre, centre)), *out, saved.finite, saved.finite_count, *shape[:3],
             spec.eps, spec.batch_weight, RUNNING=running is not None, WEIGHT=weight is not None, BIAS=bias is not None,
-            RETRY=retry, TILE=shape.padded, ROW=shape.row, VEC=shape.vector, num_warps=_warps(shape.padded // 512),
+            RETRY=retry, TILE=padded, ROW=row, VEC=shape.vector, num_warps=_warps(padded // 512),
         )  # fmt: skip
 
 
@@ -62,7 +61,7 @@ def bracket(x: Tensor, deviations: bool, saved: Saved, buffers: Survey, shape: S
     samples = buffers.plan.samples
     survey.bracket[(shape.channels,)](
         x, saved.centre, buffers.cuts, buffers.tallies, saved.finite, saved.finite_count, *shape[:3],
-        *buffers.plan.ranks, MAD=deviations, M=samples, BATCH=triton.next_power_of_2(shape.images), LAST=shape.last,
+        *buffers.plan.ranks, MAD=deviations, M=samples, BATCH=next_power_of_2(shape.images), LAST=shape.last,
         num_warps=_warps(samples // 256),
     )  # fmt: skip
 
@@ -86,13 +85,13 @@ def finish(
     total = saved.slopes if deviations else saved.deviation_sum
     selected = saved.selected if saved.selected.dim() == 1 else saved.selected[int(deviations)]
     fits = capacity <= tiling.COLLECTED_IN_REGISTERS
-    chunk = triton.next_power_of_2(capacity) if fits else 8192
+    chunk = next_power_of_2(capacity) if fits else 8192
     channel = plan(shape._replace(last=False), tiling.CHANNEL_TILE, tiling.CHANNEL_WARPS, 1)
     median.finish[(shape.channels,)](
         x, about, buffers.cuts, buffers.collected, buffers.tallies, *buffers.moments, saved.finite, saved.finite_count,
         *(running or (about, about)), saved.centre, saved.variance, total, selected, saved.used_centre,
         saved.inverse_std, *shape[:3], capacity, parts, spec.eps, spec.batch_weight, factor, MAD=deviations,
-        RUNNING=running is not None, PARTS=triton.next_power_of_2(parts), FITS=fits, CHUNK=chunk, TILE=channel.places,
+        RUNNING=running is not None, PARTS=next_power_of_2(parts), FITS=fits, CHUNK=chunk, TILE=channel.places,
         ROW=channel.row, LAST=shape.last, num_warps=_warps(chunk // 512) if fits else 16,
     )  # fmt: skip
 
@@ -114,13 +113,13 @@ def normalise_all(
 def image_moments(x: Tensor, saved: Saved, shape: Shape) -> None:
     """Write each image's own mean and variance."""
     if shape.last:
-        planes = min(triton.next_power_of_2(shape.channels), tiling.NEIGHBOURS)
+        planes = min(next_power_of_2(shape.channels), tiling.NEIGHBOURS)
         row = min(shape.row, tiling.TILE // planes)
-        programs = shape.images * triton.cdiv(shape.channels, planes)
+        programs = shape.images * cdiv(shape.channels, planes)
     else:
         row = min(shape.row, tiling.TILE)
         planes = tiling.TILE // row
-        programs = triton.cdiv(shape.images * shape.channels, planes)
+        programs = cdiv(shape.images * shape.channels, planes)
     images.image_moments[(programs,)](
         x, saved.image_means, saved.image_variances, saved.finite, saved.finite_count, *shape[:3], PLANES=planes,
         ROW=row, ONE_ROW=shape.size <= row, **shape.options(), num_warps=4,
@@ -133,7 +132,7 @@ def image_statistics(running: Pair | None, saved: Saved, shape: Shape, spec: Spe
         saved.image_means, saved.image_variances, saved.finite, saved.finite_count,
         *(running or (saved.centre, saved.centre)), saved.centre, saved.variance, saved.deviation_sum,
         saved.used_centre, saved.inverse_std, saved.selected, saved.slopes, *shape[:3], spec.eps, spec.batch_weight,
-        RUNNING=running is not None, BATCH=triton.next_power_of_2(shape.images),
+        RUNNING=running is not None, BATCH=next_power_of_2(shape.images),
         num_warps=1 if shape.images <= 256 else 4,
     )  # fmt: skip
 
@@ -155,9 +154,9 @@ def add_parts(sums: Tensor) -> Tensor:
     """Return the sums over all parts, ``(2, 1, C)``."""
     _, parts, channels = sums.shape
     totals = torch.empty(2, 1, channels, device=sums.device, dtype=torch.float64)
-    rows = triton.next_power_of_2(parts)
+    rows = next_power_of_2(parts)
     width = max(1, 4096 // rows)
-    gradient.add_parts[(triton.cdiv(2 * channels, width),)](
+    gradient.add_parts[(cdiv(2 * channels, width),)](
         sums, totals, channels, parts, PARTS=rows, WIDTH=width, num_warps=8
     )
     return totals
@@ -175,7 +174,7 @@ def combine(
         g, x, dx, saved.used_centre if weight is None else weight, saved.centre, saved.slopes if mad else saved.centre,
         saved.deviation_sum, saved.selected, saved.used_centre, saved.inverse_std, saved.finite, saved.finite_count,
         *sums, d_weight, d_bias, *cut.sizes, sums.shape[1], batch_weight, factor, WEIGHT=weight is not None, MEAN=mean,
-        MAD=mad, WHOLE=whole, PARTS=triton.next_power_of_2(sums.shape[1]), **cut.options(),
+        MAD=mad, WHOLE=whole, PARTS=next_power_of_2(sums.shape[1]), **cut.options(),
     )  # fmt: skip
 
 
@@ -188,7 +187,7 @@ def image_gradient(
     images.image_gradient[cut.grid](
         g, x, dx, saved.used_centre if weight is None else weight, saved.image_means, saved.selected, saved.slopes,
         saved.inverse_std, saved.finite, saved.finite_count, *sums, d_weight, d_bias, *cut.sizes, sums.shape[1],
-        batch_weight, WEIGHT=weight is not None, PARTS=triton.next_power_of_2(sums.shape[1]), **cut.options(),
+        batch_weight, WEIGHT=weight is not None, PARTS=next_power_of_2(sums.shape[1]), **cut.options(),
     )  # fmt: skip
 
 

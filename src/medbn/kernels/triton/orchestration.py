@@ -40,7 +40,8 @@ def forward(
     if small:
         flat = x.contiguous()  # so little is copied faster than read with strides
         out = torch.empty_like(flat) if shape.last else y
-        launch.normalise_small_channels(flat, out, weight, bias, running, saved, spec)
+        contiguous = shape._replace(last=False)
+        launch.normalise_small_channels(flat, out, weight, bias, running, saved, contiguous, spec)
         y = y.copy_(out) if shape.last else y
     else:
         if spec.kernel == "image_median":

@@ -70,10 +70,10 @@ def survey(
     MAD: tl.constexpr, ROOM: tl.constexpr, TILE: tl.constexpr, ROW: tl.constexpr, WIDTH: tl.constexpr,
     LAST: tl.constexpr, VEC: tl.constexpr, INT64: tl.constexpr, SPLIT: tl.constexpr,
 ):  # fmt: skip
-    """Read a program's share of its channels: tally it, collect what is between the cuts, sum moments.
+    """Read the program's part of its channels: tally it, collect what is between the cuts, sum moments.
 
     Every lane writes the values between the cuts to its own ``ROOM`` places of ``scratch``; no lanes communicate before
-    the end. Where a lane had more such values than room, the program reads its share again, more slowly.
+    the end. Where a lane had more such values than room, the program reads its part again, more slowly.
     """
     S = S // VEC * VEC
     c = program_channels(WIDTH, LAST)
@@ -191,7 +191,7 @@ def collect_again(
     x, target, tallies, low, high, m, own, b, s, offsets, c, part, parts, B, C, S, capacity,
     MAD: tl.constexpr, TILE: tl.constexpr, ROW: tl.constexpr, LAST: tl.constexpr, INT64: tl.constexpr,
 ):  # fmt: skip
-    """Read the program's share again: count ties and what is strictly between the cuts, then copy the latter."""
+    """Read the program's part again: count ties and what is strictly between the cuts, then copy the latter."""
     exists = c < C
     at_low = own * 0
     at_high = own * 0
@@ -229,7 +229,7 @@ def mark_program_images(
     x, finite, finite_count, b, s, offsets, c, part, parts, B, C, S,
     TILE: tl.constexpr, ROW: tl.constexpr, LAST: tl.constexpr, INT64: tl.constexpr, SPLIT: tl.constexpr,
 ):  # fmt: skip
-    """Read the program's share again, and mark the images with a value that is not finite."""
+    """Read the program's part again, and mark the images with a value that is not finite."""
     for b0 in range(part, B, parts * (TILE // ROW)):
         for s0 in range(0, S, ROW):
             inside = in_bounds(b + b0, s + s0, c, B, C, S, LAST)

@@ -10,7 +10,6 @@ from functools import cache, lru_cache
 from typing import Any, NamedTuple
 
 import torch
-import triton
 from torch import Tensor
 
 SMALL_CHANNEL, LESS_SMALL_CHANNEL = 4096, 16384
@@ -72,12 +71,12 @@ class Shape(NamedTuple):
     @property
     def row(self) -> int:
         """The size of an image's plane, padded to a power of two."""
-        return int(triton.next_power_of_2(self.size))
+        return next_power_of_2(self.size)
 
     @property
     def padded(self) -> int:
         """The size of a channel in registers."""
-        return int(triton.next_power_of_2(self.images)) * self.row
+        return next_power_of_2(self.images) * self.row
 
     @property
     def small(self) -> bool:
@@ -135,18 +134,18 @@ def plan(shape: Shape, tile: int, warps: int, waves: float, single: bool = False
 
     Channels last, images are split where they are too few for that. ``single`` keeps every tile within one image.
     """
-    channels = min(triton.next_power_of_2(shape.channels), NEIGHBOURS) if shape.last else 1
+    channels = min(next_power_of_2(shape.channels), NEIGHBOURS) if shape.last else 1
     places = max(1, tile // channels)
-    blocks = triton.cdiv(shape.channels, channels)
+    blocks = cdiv(shape.channels, channels)
     target = max(1, int(waves * shape.processors) // blocks)
     split = 1
     if shape.last:
         pieces = [d for d in range(2, shape.size // 16 + 1) if shape.size % d == 0 and shape.images * d <= 2 * target]
         split = next((d for d in [1, *pieces] if shape.images * d >= target), max([1, *pieces]))
     size, images = shape.size // split, shape.images * split
-    row = min(triton.next_power_of_2(size), places)
-    rows = 1 if single else min(places // row, triton.next_power_of_2(images))
-    return Plan(shape, rows * row, row, channels, blocks, min(target, triton.cdiv(images, rows)), split, warps)
+    row = min(next_power_of_2(size), places)
+    rows = 1 if single else min(places // row, next_power_of_2(images))
+    return Plan(shape, rows * row, row, channels, blocks, min(target, cdiv(images, rows)), split, warps)
 
 
 class SurveyPlan(NamedTuple):
@@ -179,9 +178,9 @@ def survey_plan(shape: Shape) -> SurveyPlan:
     ranks = max(0, low - slack), low, high, min(samples - 1, high + slack)
     fraction = (ranks[3] - ranks[0] + 1) / samples
     limit = int(1.5 * fraction * values / cut.parts) + SPARE
-    rows, pieces = triton.cdiv(cut.sizes[0], cut.parts), triton.cdiv(cut.sizes[2], cut.row)
-    turns = triton.cdiv(rows, cut.places // cut.row) * pieces
-    room = min(triton.next_power_of_2(turns), triton.next_power_of_2(int(2 * fraction * turns) + 4))
+    rows, pieces = cdiv(cut.sizes[0], cut.parts), cdiv(cut.sizes[2], cut.row)
+    turns = cdiv(rows, cut.places // cut.row) * pieces
+    room = min(next_power_of_2(turns), next_power_of_2(int(2 * fraction * turns) + 4))
     return SurveyPlan(cut, samples, ranks, limit, min(values, cut.parts * limit), room)
 
 
@@ -189,6 +188,16 @@ def survey_plan(shape: Shape) -> SurveyPlan:
 def processors_of(device: torch.device) -> int:
     """Return the number of multiprocessors of a GPU; 4 for Triton's interpreter on a CPU."""
     return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 4
+
+
+def next_power_of_2(n: int) -> int:
+    """Return the least power of two that is at least ``n`` > 0. Triton's own function is slow on the host."""
+    return 1 << (n - 1).bit_length()
+
+
+def cdiv(a: int, b: int) -> int:
+    """Return ``a / b``, rounded up."""
+    return -(-a // b)
 
 
 def dense(x: Tensor) -> Tensor:
