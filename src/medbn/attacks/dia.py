@@ -46,7 +46,7 @@ class DIA:
         step_size: 1/255 in the paper.
         epsilon: the largest change of an image in the maximum norm; 1.0, in the paper, is no limit at all.
         knowledge: ``"white"``, the adapter as it is now; ``"semi"``, the source model, while the victim has adapted.
-        gradient: ``"exact"``, ``"straight_through"`` or ``"smooth"``; see ``medbn.gradients``.
+        gradient: ``"exact"``, ``"straight_through"``, ``"smooth"`` or a registered one; see ``medbn.gradients``.
         temperature: how soft ``"smooth"`` is.
         unroll: 1 to differentiate through one adaptation step, the optional line 6; 0, in the paper, to leave it out.
         alignment: the weight of the paper's adaptive regulariser, |median of the malicious − median of the benign
