@@ -6,15 +6,16 @@ import math
 
 import numpy as np
 import pytest
-import scipy.stats
 
 from medbn.bench import intervals
 from medbn.bench.intervals import bootstrap, paired, wilson
 
+stats = pytest.importorskip("scipy.stats")
+
 
 @pytest.mark.parametrize(("hits", "count"), [(0, 1), (0, 50), (1, 10), (25, 50), (49, 50), (50, 50), (300, 1000)])
 def test_wilson_is_scipys(hits, count):
-    expected = scipy.stats.binomtest(hits, count).proportion_ci(0.95, "wilson")
+    expected = stats.binomtest(hits, count).proportion_ci(0.95, "wilson")
     found = wilson(hits, count)
     assert found.value == hits / count
     assert found.low == pytest.approx(expected.low, abs=1e-12)
@@ -32,7 +33,7 @@ def test_bootstrap_is_that_of_scipy_and_always_the_same():
     wrong = rng.integers(20, 80, 40)
     found = bootstrap(wrong.tolist(), [160] * 40)
     assert found == bootstrap(wrong.tolist(), [160] * 40)
-    expected = scipy.stats.bootstrap((wrong / 160,), np.mean, method="percentile", rng=rng).confidence_interval
+    expected = stats.bootstrap((wrong / 160,), np.mean, method="percentile", rng=rng).confidence_interval
     assert found.value == pytest.approx((wrong / 160).mean())
     assert found.low == pytest.approx(expected.low, abs=0.005)
     assert found.high == pytest.approx(expected.high, abs=0.005)
@@ -73,4 +74,4 @@ def test_bootstrap_holds_the_truth_about_as_often_as_it_says():
 
 
 def test_the_constant_is_the_normal_quantile():
-    assert pytest.approx(scipy.stats.norm.ppf(0.975)) == intervals.Z
+    assert pytest.approx(stats.norm.ppf(0.975)) == intervals.Z
