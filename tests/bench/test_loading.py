@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from medbn import bench
+from medbn import attacks, bench, data, estimators, methods, models
 from medbn.bench import loading
 
 MODULE = """
@@ -41,6 +41,18 @@ def test_the_code_of_a_users_model_is_part_of_the_key(tmp_path, tiny, monkeypatc
         loading.load_model.cache_clear()
         keys.add(loading.load_cell(cell, bench.Place(), 1).key)
     assert len(keys) == 2
+
+
+def test_what_the_package_registers_adds_no_code_to_a_key(tiny):
+    """Otherwise every release would run every stored result again."""
+    cell = next(tiny.cells())
+    cells = [replace(cell, corruption=name) for name in data.corruptions.available()]
+    cells += [replace(cell, method=name) for name in methods.available()]
+    cells += [replace(cell, estimator=name) for name in estimators.available()]
+    cells += [replace(cell, scenario=name) for name in attacks.scenarios.available()]
+    cells += [replace(cell, attack=bench.Attack(name)) for name in attacks.objectives.available()]
+    cells += [replace(cell, setting=replace(cell.setting, model=name)) for name in models.available()]
+    assert {loading.user_code(one) for one in cells} == {""}
 
 
 def test_a_seed_gives_every_corruption_an_order_of_its_own(tiny):

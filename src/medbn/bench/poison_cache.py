@@ -1,4 +1,4 @@
-"""Reuse a poisoned batch for all methods that an attacker sees alike: at first, TENT's surrogate is TeBN's.
+"""Reuse a poisoned batch for all methods with the same surrogate: before it has learned, TENT has TeBN's.
 
 Only the first attacked batch of a stream is cached: after it, methods that learn differ from those that do not.
 """
@@ -45,7 +45,7 @@ class CachedAttack:
 
     Args:
         attack: the attack.
-        cache: where it looks first.
+        cache: the poisoned batches that can be reused.
         fingerprint: of the model's weights, which stand for all parameters that no method learns.
     """
 

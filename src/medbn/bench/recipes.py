@@ -77,7 +77,7 @@ def targeted_instant() -> Recipe:
 
 @register("indiscriminate-instant")
 def indiscriminate_instant() -> Recipe:
-    """Table 2: everybody's predictions are the target, each batch is attacked from a clean state."""
+    """Table 2: all predictions are the target, each batch is attacked from a clean state."""
     return Recipe(settings=THREE, attacks=(INDISCRIMINATE,), published=("indiscriminate-instant",))
 
 
@@ -269,7 +269,7 @@ def worst_case() -> Recipe:
 
 @register("frontier")
 def frontier() -> Recipe:
-    """Ours: robust estimators mixed with the training statistics, under the same three attackers."""
+    """Ours: robust estimators mixed with the training statistics, under attacks with the same three gradients."""
     kinds = tuple(Attack("targeted", gradient=gradient) for gradient in GRADIENTS)
     priors = ("0.3", "0.5", "0.6", "0.7", "0.8")
     mixed = tuple(f"image_median@{prior}" for prior in priors)
@@ -297,7 +297,7 @@ def memory() -> Recipe:
 
 @register("demo")
 def demo() -> Recipe:
-    """The embedded default: digits, a small ResNet, plain and straight-through attacks, in a minute on two cores."""
+    """Digits and a small ResNet under exact and straight-through attacks, in a minute on two cores."""
     attack = Attack("indiscriminate", steps=DEMO_STEPS, step_size=2.5 / 255)
     return Recipe(
         settings=(DIGITS,),

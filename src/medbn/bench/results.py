@@ -162,7 +162,7 @@ class Results:
 
     # --- progress -----------------------------------------------------------------------------------------------------
 
-    def unfinished(self) -> bool:
+    def has_unfinished_streams(self) -> bool:
         """Return whether a stream was stopped before it had the batches that its last run asked for."""
         last_run = {key: run for run in self.runs for key in run.keys}
         longest: dict[Any, int] = {}
@@ -179,7 +179,7 @@ class Results:
                 return True
         return False
 
-    def unbegun(self) -> bool:
+    def has_unstarted_streams(self) -> bool:
         """Return whether the last run has streams without any batch; call this before any selection."""
         last = self.runs[-1]
         return last.ended is None and not set(last.keys) <= {result.key for result in self.cells}

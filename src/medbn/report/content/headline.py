@@ -82,7 +82,7 @@ def _notes(panel: Panel) -> list[str]:
     if lengths == {1} and len(results.values(lambda cell: cell.corruption)) > 1:
         notes.append(f"{_per_corruption(panel)}: the intervals include how corruptions differ, which makes them wide.")
     if len(lengths) > 1:
-        so_far = " so far: the run is not complete." if results.unfinished() else "."
+        so_far = " so far: the run is not complete." if results.has_unfinished_streams() else "."
         notes.append(f"Streams have between {min(lengths)} and {max(lengths)} batches{so_far}")
     return notes
 

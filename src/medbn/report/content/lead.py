@@ -14,7 +14,8 @@ def lead(results: Results) -> str:
 
     Estimators are compared on the batches that all of them have.
     """
-    stopped = "The run is not complete. " if results.unfinished() or results.unbegun() else ""
+    incomplete = results.has_unfinished_streams() or results.has_unstarted_streams()
+    stopped = "The run is not complete. " if incomplete else ""
     for panel in split(results):
         if panel.attack is not None and not panel.sweep and (finding := _finding(panel)):
             return stopped + finding
