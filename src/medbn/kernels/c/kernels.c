@@ -51,9 +51,9 @@ EXPORT int medbn_reduce(int isa, const struct layout *at, const float *g, const 
 }
 
 EXPORT int medbn_combine(int isa, const struct layout *at, const float *g, const float *x, const float *centre,
-                         const float *a, const float *q, const float *p, int per_image, float *dx) {
+                         const float *scale, const float *slope, const float *shift, int per_image, float *dx) {
     const struct kernels *use = kernels_of(isa);
-    return use ? use->combine(at, g, x, centre, a, q, p, per_image != 0, dx) : UNSUPPORTED;
+    return use ? use->combine(at, g, x, centre, scale, slope, shift, per_image != 0, dx) : UNSUPPORTED;
 }
 
 /* --- forward and backward passes, with the few numbers per channel that are between two passes ------------------ */

@@ -34,8 +34,8 @@ struct kernels {
                      const float *bias, float *y);
     int (*reduce)(const struct layout *at, const float *g, const float *x, const float *centre, double *sum_g,
                   double *sum_gx);
-    int (*combine)(const struct layout *at, const float *g, const float *x, const float *centre, const float *a,
-                   const float *q, const float *p, bool per_image, float *dx);
+    int (*combine)(const struct layout *at, const float *g, const float *x, const float *centre,
+                   const float *scale, const float *slope, const float *shift, bool per_image, float *dx);
 };
 
 extern const struct kernels medbn_generic;

@@ -2,18 +2,18 @@
 
 enum { PERIOD = 64 /* with fewer channels than this, several rows are handled at once */ };
 
-/* Normalisation is q (x - centre) + p with q = scale and p = bias. The backward pass adds a g. */
+/* The result is slope (x - centre) + shift and, in the backward pass, + scale g. */
 struct pass_job {
     struct job job;
     const struct layout *at;
-    const float *g, *x, *centre, *a, *q, *p;
-    int64_t per_image; /* the distance from one image's q and p to the next one's: 0 or `channels` */
+    const float *g, *x, *centre, *scale, *slope, *shift;
+    int64_t per_image; /* the distance from one image's slope and shift to the next one's: 0 or `channels` */
     float *out;
 };
 
-INLINE vf value_at(vf g, vf x, vf centre, vf a, vf q, vf p, bool combines) {
-    vf y = (x - centre) * q + p;
-    if (combines) y += a * g;
+INLINE vf value_at(vf g, vf x, vf centre, vf scale, vf slope, vf shift, bool combines) {
+    vf y = (x - centre) * slope + shift;
+    if (combines) y += scale * g;
     return y;
 }
 
@@ -22,14 +22,15 @@ INLINE void plane(const struct pass_job *j, int64_t b, int64_t c, bool combines)
     const int64_t size = j->at->size, start = (b * j->at->channels + c) * size;
     const float *x = j->x + start, *g = combines ? j->g + start : x;
     float *out = j->out + start;
-    const vf centre = splat(j->centre[c]), a = splat(combines ? j->a[c] : 0.0f);
-    const vf q = splat(j->q[b * j->per_image + c]), p = splat(j->p[b * j->per_image + c]);
+    const vf centre = splat(j->centre[c]), scale = splat(combines ? j->scale[c] : 0.0f);
+    const vf slope = splat(j->slope[b * j->per_image + c]), shift = splat(j->shift[b * j->per_image + c]);
     int64_t i = 0;
     for (; i + LANES <= size; i += LANES)
-        store(out + i, value_at(load(g + i), load(x + i), centre, a, q, p, combines));
+        store(out + i, value_at(load(g + i), load(x + i), centre, scale, slope, shift, combines));
     if (i < size) {
         const int n = (int)(size - i);
-        store_first(out + i, value_at(load_first(g + i, n), load_first(x + i, n), centre, a, q, p, combines), n);
+        const vf last_g = load_first(g + i, n), last_x = load_first(x + i, n);
+        store_first(out + i, value_at(last_g, last_x, centre, scale, slope, shift, combines), n);
     }
 }
 
@@ -43,16 +44,17 @@ static void normalise_planes(struct job *job) { planes(job, false); }
 static void combine_planes(struct job *job) { planes(job, true); }
 
 /* Channels last: the constants are vectors. */
-INLINE void row(const float *g, const float *x, const float *centre, const float *a, const float *q, const float *p,
-                float *out, int64_t n, bool combines) {
+INLINE void row(const float *g, const float *x, const float *centre, const float *scale, const float *slope,
+                const float *shift, float *out, int64_t n, bool combines) {
     int64_t i = 0;
     for (; i + LANES <= n; i += LANES)
-        store(out + i, value_at(load(g + i), load(x + i), load(centre + i), load(a + i), load(q + i), load(p + i),
-                                combines));
+        store(out + i, value_at(load(g + i), load(x + i), load(centre + i), load(scale + i), load(slope + i),
+                                load(shift + i), combines));
     if (i < n) {
         const int m = (int)(n - i);
         store_first(out + i, value_at(load_first(g + i, m), load_first(x + i, m), load_first(centre + i, m),
-                                      load_first(a + i, m), load_first(q + i, m), load_first(p + i, m), combines), m);
+                                      load_first(scale + i, m), load_first(slope + i, m),
+                                      load_first(shift + i, m), combines), m);
     }
 }
 
@@ -77,16 +79,16 @@ INLINE void rows(struct job *job, bool combines) {
             const int64_t b = unit / chunks, from = unit % chunks * each, to = smaller(length, from + each);
             const int64_t start = (b * length + from) * channels, n = (to - from) * channels;
             const float *x = j->x + start, *g = combines ? j->g + start : x;
-            const float *centre = j->centre, *a = combines ? j->a : centre;
-            const float *q = j->q + b * j->per_image, *p = j->p + b * j->per_image;
+            const float *centre = j->centre, *scale = combines ? j->scale : centre;
+            const float *slope = j->slope + b * j->per_image, *shift = j->shift + b * j->per_image;
             if (together > 1) {
                 repeat(repeated[0], centre, channels, together), centre = repeated[0];
-                repeat(repeated[1], a, channels, together), a = repeated[1];
-                repeat(repeated[2], q, channels, together), q = repeated[2];
-                repeat(repeated[3], p, channels, together), p = repeated[3];
+                repeat(repeated[1], scale, channels, together), scale = repeated[1];
+                repeat(repeated[2], slope, channels, together), slope = repeated[2];
+                repeat(repeated[3], shift, channels, together), shift = repeated[3];
             }
             for (int64_t i = 0, period = together * channels; i < n; i += period)
-                row(g + i, x + i, centre, a, q, p, j->out + start + i, smaller(period, n - i), combines);
+                row(g + i, x + i, centre, scale, slope, shift, j->out + start + i, smaller(period, n - i), combines);
         }
 }
 static void normalise_rows(struct job *job) { rows(job, false); }
@@ -108,13 +110,14 @@ static int pass(struct pass_job *j) {
 
 static int normalise(const struct layout *at, const float *x, const float *centre, const float *scale,
                      const float *bias, float *y) {
-    struct pass_job j = {.at = at, .x = x, .centre = centre, .q = scale, .p = bias, .out = y};
+    struct pass_job j = {.at = at, .x = x, .centre = centre, .slope = scale, .shift = bias, .out = y};
     return pass(&j);
 }
 
-static int combine(const struct layout *at, const float *g, const float *x, const float *centre, const float *a,
-                   const float *q, const float *p, bool per_image, float *dx) {
-    struct pass_job j = {.at = at, .g = g, .x = x, .centre = centre, .a = a, .q = q, .p = p, .out = dx};
+static int combine(const struct layout *at, const float *g, const float *x, const float *centre, const float *scale,
+                   const float *slope, const float *shift, bool per_image, float *dx) {
+    struct pass_job j = {.at = at, .g = g, .x = x, .centre = centre, .scale = scale, .slope = slope, .shift = shift,
+                         .out = dx};
     j.per_image = per_image ? at->channels : 0;
     return pass(&j);
 }

@@ -2,7 +2,7 @@
 
 enum {
     MOST_CHUNKS = 64, /* partial sums per channel where channels are last */
-    TILE_VALUES = 8192
+    TILE_VALUES = 8192 /* values of a tile of rows, about, so that a tile stays in cache */
 };
 
 struct reduce_job {

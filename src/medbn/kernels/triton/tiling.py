@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 SMALL_CHANNEL, LESS_SMALL_CHANNEL = 4096, 16384
-"""The padded size up to which a program holds a channel in registers: always, and where two channels per multiprocessor
-are all there are."""
+"""The largest padded channel that a program holds in registers: in general, and where there are at most two channels per
+multiprocessor."""
 TILE, WARPS, WAVES = 2048, 4, 24
 """Values in a tile, warps in a program, and programs per multiprocessor, where an activation is read and written."""
 SURVEY_TILE, SURVEY_WARPS, SURVEY_WAVES = 256, 1, 64
@@ -109,6 +109,7 @@ class Plan(NamedTuple):
     parts: int
     """Programs that share a channel."""
     split: int
+    """Pieces that each image is cut into."""
     warps: int
 
     @property
