@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 SMALL_CHANNEL, LESS_SMALL_CHANNEL = 4096, 16384
-"""The largest padded channel that a program holds in registers: in general, and where there are at most two channels per
+"""The largest padded channel that a program holds in registers: in general, and for at most two channels on each
 multiprocessor."""
 TILE, WARPS, WAVES = 2048, 4, 24
 """Values in a tile, warps in a program, and programs per multiprocessor, where an activation is read and written."""
