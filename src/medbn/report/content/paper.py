@@ -67,10 +67,16 @@ def _measures_the_same(cell: Cell, row: published.Row) -> bool:
 
 def _varying_keys(table: published.Table) -> list[str]:
     """Return the keys that tell the rows of a table apart, beside dataset, method and estimator."""
-    varying = {key for key in _KEYS if len({row.keys.get(key) for row in table.rows}) > 1}
-    if table.id not in ("malicious-targeted", "malicious-indiscriminate"):
-        varying.discard("malicious")  # elsewhere it varies with the dataset alone
-    return sorted(varying - ({"attack", "knowledge", "epsilon"} if "objective" in varying else set()))
+    attacked = [row for row in table.rows if row.objective != "none"] or table.rows
+
+    def varies(key: str) -> bool:
+        rows = table.rows if key == "objective" else attacked
+        values = {(row.dataset, row.keys.get(key)) for row in rows}
+        return len(values) > len({row.dataset for row in rows})
+
+    varying = {key for key in _KEYS if varies(key)}
+    # The paper's malicious images are a share of the batch.
+    return sorted(varying - {"malicious"} if "batch_size" in varying else varying)
 
 
 def _label(head: str, value: object) -> str:

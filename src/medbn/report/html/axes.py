@@ -68,6 +68,11 @@ class Frame:
         """The plotting area without the margins."""
         return self.left, self.top, self.width - self.right, self.height - self.bottom
 
+    @property
+    def label_area(self) -> Box:
+        """The area for labels of points, which may reach into the upper and the right margin."""
+        return self.left + 2, self.top - 12, self.width, self.area[3]
+
     def draw(self, x_ticks: Sequence[float], y_ticks: Sequence[float], x_label: str, y_label: str) -> Markup:
         """Return the grid, the ticks and the labels. The name of the vertical axis is above it, in upright letters."""
         left, _, right, bottom = self.area

@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from .axes import Frame
 
 Box = tuple[float, float, float, float]
 """Left, top, right, bottom."""
@@ -35,7 +31,7 @@ def overlap(a: Box, b: Box) -> float:
 def place_labels(
     points: Sequence[tuple[float, float]],
     texts: Sequence[str],
-    frame: Frame,
+    limits: Box,
     lines: Sequence[Box] = (),
     blocked: Sequence[Box] = (),
 ) -> list[tuple[float, float, str] | None]:
@@ -47,7 +43,7 @@ def place_labels(
     Args:
         points: in pixels.
         texts: the labels, one for each point.
-        frame: the frame of the figure, which labels stay inside of.
+        limits: the box that labels stay inside of.
         lines: boxes of intervals and other lines.
         blocked: boxes of other texts.
     """
@@ -60,7 +56,7 @@ def place_labels(
         for order, (dx, dy, anchor) in enumerate(_PLACES):
             start = x + dx - {"start": 0.0, "middle": width / 2, "end": width}[anchor]
             box = (start, y + dy - 11, start + width, y + dy + 4)
-            if any(overlap(box, other) for other in (*marks, *used)) or not _inside(box, frame):
+            if any(overlap(box, other) for other in (*marks, *used)) or not _inside(box, limits):
                 continue
             choices.append((sum(overlap(box, line) for line in lines) + order, x + dx, y + dy, anchor, box))
         if choices:
@@ -72,5 +68,5 @@ def place_labels(
     return placed
 
 
-def _inside(box: Box, frame: Frame) -> bool:
-    return box[0] >= frame.left + 2 and box[2] <= frame.width and box[1] >= frame.top - 12 and box[3] <= frame.area[3]
+def _inside(box: Box, limits: Box) -> bool:
+    return box[0] >= limits[0] and box[1] >= limits[1] and box[2] <= limits[2] and box[3] <= limits[3]

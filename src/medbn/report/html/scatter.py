@@ -85,7 +85,7 @@ class _Plot:
         if self.part.frontier and not any(overlap(corner, box) for box in lines):
             drawn.append(element("text", "↙ better", class_="hint", x=left + 8, y=bottom - 10))
             blocked.append(corner)
-        for text, place in zip(texts, place_labels(places, texts, frame, lines, blocked), strict=True):
+        for text, place in zip(texts, place_labels(places, texts, frame.label_area, lines, blocked), strict=True):
             if text and place:
                 x, y, anchor = place
                 drawn.append(element("text", text, class_="point", x=x, y=y, text_anchor=anchor))
