@@ -1,4 +1,4 @@
-"""Intervals against closed forms, scipy, and how often they hold the truth."""
+"""Intervals against closed forms, scipy, and their coverage."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ stats = pytest.importorskip("scipy.stats")
 @pytest.mark.parametrize(("hits", "count"), [(0, 1), (0, 50), (1, 10), (25, 50), (49, 50), (50, 50), (300, 1000)])
 def test_wilson_is_scipys(hits, count):
     expected = stats.binomtest(hits, count).proportion_ci(0.95, "wilson")
-    found = wilson(hits, count)
-    assert found.value == hits / count
-    assert found.low == pytest.approx(expected.low, abs=1e-12)
-    assert found.high == pytest.approx(expected.high, abs=1e-12)
+    interval = wilson(hits, count)
+    assert interval.value == hits / count
+    assert interval.low == pytest.approx(expected.low, abs=1e-12)
+    assert interval.high == pytest.approx(expected.high, abs=1e-12)
 
 
 @pytest.mark.parametrize(("hits", "count"), [(0, 0), (3, 2), (-1, 5)])
@@ -31,12 +31,12 @@ def test_wilson_refuses_nonsense(hits, count):
 def test_bootstrap_is_that_of_scipy_and_always_the_same():
     rng = np.random.default_rng(1)
     wrong = rng.integers(20, 80, 40)
-    found = bootstrap(wrong.tolist(), [160] * 40)
-    assert found == bootstrap(wrong.tolist(), [160] * 40)
+    interval = bootstrap(wrong.tolist(), [160] * 40)
+    assert interval == bootstrap(wrong.tolist(), [160] * 40)
     expected = stats.bootstrap((wrong / 160,), np.mean, method="percentile", rng=rng).confidence_interval
-    assert found.value == pytest.approx((wrong / 160).mean())
-    assert found.low == pytest.approx(expected.low, abs=0.005)
-    assert found.high == pytest.approx(expected.high, abs=0.005)
+    assert interval.value == pytest.approx((wrong / 160).mean())
+    assert interval.low == pytest.approx(expected.low, abs=0.005)
+    assert interval.high == pytest.approx(expected.high, abs=0.005)
 
 
 def test_one_batch_has_an_interval_over_its_images():
@@ -55,22 +55,22 @@ def test_batches_are_drawn_within_streams_where_these_have_several():
 def test_paired_differences_ignore_what_both_share():
     rng = np.random.default_rng(0)
     hard = rng.uniform(0, 0.8, 30)
-    found = paired(hard.tolist(), (hard - 0.1).tolist())
-    assert found.value == pytest.approx(-0.1)
-    assert found.high - found.low < 1e-9
+    interval = paired(hard.tolist(), (hard - 0.1).tolist())
+    assert interval.value == pytest.approx(-0.1)
+    assert interval.high - interval.low < 1e-9
     assert math.isnan(paired([0.5], [0.4]).low)
     with pytest.raises(ValueError, match="1 and 0"):
         paired([1.0], [])
 
 
-def test_bootstrap_holds_the_truth_about_as_often_as_it_says():
+def test_bootstrap_covers_the_true_rate_about_as_often_as_it_says():
     rng = np.random.default_rng(0)
-    held = 0
+    covered = 0
     for _ in range(200):
         rates = rng.beta(20, 60, 40)
-        found = bootstrap(rng.binomial(160, rates).tolist(), [160] * 40)
-        held += found.low <= 0.25 <= found.high
-    assert 180 <= held <= 199
+        interval = bootstrap(rng.binomial(160, rates).tolist(), [160] * 40)
+        covered += interval.low <= 0.25 <= interval.high
+    assert 180 <= covered <= 199
 
 
 def test_the_constant_is_the_normal_quantile():

@@ -193,7 +193,7 @@ def test_averages_printed_and_recomputed():
 
 
 def test_the_known_disagreements_and_no_others():
-    found = {
+    disagreements = {
         (id, d.keys["objective"], d.keys["dataset"], d.keys["estimator"], d.keys["method"]): d.printed
         for id, table in tables().items()
         for d in table.disagreements()
@@ -216,13 +216,13 @@ def test_the_known_disagreements_and_no_others():
     }
     shifted = {"sar": 8.76, "sotta": 8.13, "sema": 8.89, "mdia": 19.06}
     one_run = {BN: 92.00, MED: 2.93}
-    assert found == {
+    assert disagreements == {
         **{("cumulative", "targeted", C10, MED, m): v for m, v in shifted.items()},
         **{("cumulative", "indiscriminate", C10, *key): v for key, v in fourteen.items()},
         **{(PER_CORRUPTION[3], "indiscriminate", C10, *key): v for key, v in fourteen.items()},
         **{("malicious-targeted", "targeted", C100, e, "tebn"): v for e, v in one_run.items()},
     }
-    assert all(get(key[0]).notes for key in found)
+    assert all(get(key[0]).notes for key in disagreements)
 
 
 def test_table_three_is_shifted_from_sar_on():

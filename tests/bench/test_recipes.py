@@ -28,20 +28,20 @@ def test_recipes_are_those_of_their_published_tables(name):
         for row in published.get(published_name).rows:
             if row.estimator not in recipe.estimators or row.objective == "none":
                 continue
-            wanted = row.settings
-            found = [
+            expected = row.settings
+            matching = [
                 cell
                 for cell in cells
                 if cell.setting.dataset == row.dataset
                 and (cell.method, cell.estimator) == (row.method, row.estimator)
                 and cell.attack.objective == row.objective
-                and cell.setting.batch_size == wanted.get("batch_size")
-                and cell.setting.malicious == wanted.get("malicious", cell.setting.malicious)
-                and cell.attack.steps == wanted["steps"]
-                and cell.attack.step_size == pytest.approx(wanted["step_size"])
+                and cell.setting.batch_size == expected.get("batch_size")
+                and cell.setting.malicious == expected.get("malicious", cell.setting.malicious)
+                and cell.attack.steps == expected["steps"]
+                and cell.attack.step_size == pytest.approx(expected["step_size"])
                 and (row.corruption in (None, cell.corruption))
             ]
-            assert found, row
+            assert matching, row
 
 
 def test_the_protocol_of_the_paper():

@@ -1,4 +1,4 @@
-"""The store: whole batches or nothing, one worker per cell, and no file is touched that is not ours."""
+"""The store: batches are stored whole or not at all, a cell has one worker, other programs' files stay untouched."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def path(tmp_path):
     return tmp_path / "results.db"
 
 
-def elsewhere(store: Store, host: str = "another", pid: int = 1, born: str = "7") -> Store:
+def on_another_host(store: Store, host: str = "another", pid: int = 1, born: str = "7") -> Store:
     store.owner = (host, pid, born)
     return store
 
@@ -58,42 +58,42 @@ def test_nothing_of_a_batch_is_kept_when_a_part_fails(path):
 
 def test_a_cell_has_one_worker(path):
     clock = Clock()
-    with Store(path, clock=clock) as mine, Store(path, clock=clock) as theirs:
-        elsewhere(theirs)
-        assert mine.claim("k", CELL, FACTS)
-        assert not theirs.claim("k", CELL, FACTS)
-        mine.release("k")
-        assert theirs.claim("k", CELL, FACTS)
-        assert not mine.claim("k", CELL, FACTS)
+    with Store(path, clock=clock) as here, Store(path, clock=clock) as there:
+        on_another_host(there)
+        assert here.claim("k", CELL, FACTS)
+        assert not there.claim("k", CELL, FACTS)
+        here.release("k")
+        assert there.claim("k", CELL, FACTS)
+        assert not here.claim("k", CELL, FACTS)
         with pytest.raises(LostClaimError, match="claim"):
-            mine.commit("k", 0, {}, b"")
-        mine.release("k")  # not ours to give back
-        theirs.commit("k", 0, {}, b"")
+            here.commit("k", 0, {}, b"")
+        here.release("k")  # has no effect: the claim is another's
+        there.commit("k", 0, {}, b"")
 
 
 def test_a_claim_from_another_host_ends_with_its_lease(path):
     clock = Clock()
-    with Store(path, clock=clock) as mine, elsewhere(Store(path, clock=clock)) as theirs:
-        assert theirs.claim("k", CELL, FACTS)
+    with Store(path, clock=clock) as here, on_another_host(Store(path, clock=clock)) as there:
+        assert there.claim("k", CELL, FACTS)
         clock.now += LEASE - 1
-        assert not mine.claim("k", CELL, FACTS)
-        theirs.commit("k", 0, {}, b"")  # a sign of life
+        assert not here.claim("k", CELL, FACTS)
+        there.commit("k", 0, {}, b"")  # a sign of life
         clock.now += LEASE - 1
-        assert not mine.claim("k", CELL, FACTS)
+        assert not here.claim("k", CELL, FACTS)
         clock.now += 2
-        assert mine.claim("k", CELL, FACTS)
+        assert here.claim("k", CELL, FACTS)
         with pytest.raises(LostClaimError):
-            theirs.commit("k", 1, {}, b"")
-        assert mine.progress("k") == (1, b"")
+            there.commit("k", 1, {}, b"")
+        assert here.progress("k") == (1, b"")
 
 
 def test_slow_batches_have_longer_leases(path):
     clock = Clock()
-    with Store(path, clock=clock) as mine, elsewhere(Store(path, clock=clock)) as theirs:
-        theirs.claim("k", CELL, FACTS)
-        theirs.commit("k", 0, {}, b"", seconds=600)
+    with Store(path, clock=clock) as here, on_another_host(Store(path, clock=clock)) as there:
+        there.claim("k", CELL, FACTS)
+        there.commit("k", 0, {}, b"", seconds=600)
         clock.now += 5000
-        assert not mine.claim("k", CELL, FACTS)
+        assert not here.claim("k", CELL, FACTS)
 
 
 def test_a_claim_dies_with_its_process(path):
@@ -101,25 +101,25 @@ def test_a_claim_dies_with_its_process(path):
     child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     born = start_time(child.pid)
     assert born
-    with Store(path) as mine, elsewhere(Store(path), host, child.pid, born) as theirs:
-        assert theirs.claim("k", CELL, FACTS)
-        assert not mine.claim("k", CELL, FACTS)
+    with Store(path) as here, on_another_host(Store(path), host, child.pid, born) as there:
+        assert there.claim("k", CELL, FACTS)
+        assert not here.claim("k", CELL, FACTS)
         child.kill()
         child.wait()
         child.stdin.close()
         assert start_time(child.pid) is None
-        assert mine.claim("k", CELL, FACTS)
+        assert here.claim("k", CELL, FACTS)
 
 
 @pytest.mark.skipif(not os.path.exists("/proc/self/stat"), reason="start times come from /proc")
-def test_a_number_that_was_given_to_another_process_is_no_claim(path):
+def test_a_claim_ends_if_another_process_has_the_same_number(path):
     host = Store(path).owner[0]
-    with Store(path) as mine, elsewhere(Store(path), host, os.getppid(), "1") as theirs:
-        assert theirs.claim("k", CELL, FACTS)
-        assert mine.claim("k", CELL, FACTS)
+    with Store(path) as here, on_another_host(Store(path), host, os.getppid(), "1") as there:
+        assert there.claim("k", CELL, FACTS)
+        assert here.claim("k", CELL, FACTS)
 
 
-def test_runs_are_noted(path):
+def test_runs_are_recorded(path):
     with Store(path) as store:
         first = store.begin_run({"name": "a"}, "medbn run a", FACTS, ["k", "l", "k"])
         store.begin_run({"name": "b"}, "medbn run b", FACTS, [])
@@ -140,7 +140,7 @@ def test_foreign_and_damaged_files_are_not_touched(path, content):
     assert path.read_bytes() == content
 
 
-def test_what_a_kill_left_half_written_is_undone_not_refused(path):
+def test_a_half_written_batch_of_a_killed_process_is_rolled_back(path):
     with Store(path) as store:
         store.claim("k", CELL, FACTS)
         store.commit("k", 0, {"wrong": 1}, b"x" * 100_000)
@@ -171,14 +171,14 @@ def test_a_full_disk_says_so_and_keeps_what_was_finished(path):
         assert store.progress("k") == (1, b"small")
 
 
-def test_a_report_does_not_make_a_store_of_an_empty_file(path):
+def test_reading_does_not_turn_an_empty_file_into_a_store(path):
     path.touch()
     with pytest.raises(StoreError, match="no store"):
         Store(path, create=False)
     assert path.read_bytes() == b""
 
 
-def test_other_peoples_databases_are_not_touched(path):
+def test_databases_of_other_programs_are_not_touched(path):
     with sqlite3.connect(path) as other:
         other.execute("CREATE TABLE theirs (x)")
     other.close()

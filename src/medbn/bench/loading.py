@@ -76,7 +76,7 @@ def _load_clean(name: str, root: str | None) -> Dataset:
 
 
 def user_code(cell: Cell) -> str:
-    """Return the source of the user's own code that the cell runs: whatever is registered from outside this package."""
+    """Return the source of the user's own code that the cell runs: everything that other packages have registered."""
     parts: list[Any] = []
     if is_user_model(cell.setting.model):
         parts.append(importlib.import_module(cell.setting.model.split(":")[0]))

@@ -10,7 +10,7 @@ from torch import Tensor
 from ..attacks import Outcome
 
 EXAMPLES = 6
-"""Malicious images that are kept of the first attacked batch of a cell."""
+"""How many malicious images of a cell's first attacked batch are stored."""
 
 
 def example_pictures(images: Tensor, outcome: Outcome) -> list[tuple[bytes, bytes]]:

@@ -93,7 +93,7 @@ class CachedAttack:
             for kind, value in (("weight", layer.weight), ("bias", layer.bias))
             if value is not None
         }
-        learned = {**affine, **state["learned"]}  # in the layers' order, whatever is learned
+        learned = {**affine, **state["learned"]}  # in the order of the layers, not of what is learned
         values = [*learned.values(), *(value for pair in state["averages"].values() for value in pair)]
         for value in (*values, images, labels):
             total.update(value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)

@@ -150,9 +150,9 @@ class Recipe:
             methods: run these methods.
             estimators: run these estimators.
             corruptions: run these corruptions.
-            limit: keep the first so many corruptions.
-            batches: run so many batches of each stream.
-            warm_up: serve so many batches before the first attack.
+            limit: keep the first corruptions, up to this number.
+            batches: how many batches of each stream to run.
+            warm_up: how many batches to serve before the first attack.
             seeds: run these seeds.
             options: of methods, by their names.
             weights: the weights of the model, of which there must be one only.
