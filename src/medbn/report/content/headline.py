@@ -10,7 +10,7 @@ from ...bench import results as stored
 from ..document import Measure, Part, Table, Value
 from .labels import BASELINE, attack_label, capitalise, estimator_label, method_label
 from .measures import counts, coverage_notes, difference, measure_harm, measure_without
-from .panels import Panel, split
+from .panels import Panel, split_into_panels
 
 _WORST = "worst of them"
 
@@ -19,7 +19,7 @@ def headline(store: Store, name: str) -> list[tuple[str, list[str], list[list[st
     """Return the main tables of a recipe as text, for a terminal: title, columns, rows."""
     tables = []
     for results in stored.read(store, [name]):
-        for panel in split(results) if results.cells else ():
+        for panel in split_into_panels(results) if results.cells else ():
             table = headline_table(panel)
             rows = [[f"{v.value:.1f}" if isinstance(v, Measure) else str(v or "") for v in row] for row in table.rows]
             tables.append((f"{table.title}: {_unit(panel)}; lower is better.", [*table.columns], rows))

@@ -6,7 +6,7 @@ from typing import Any
 
 from ...bench import Results
 from .labels import estimator_label
-from .panels import Panel, split
+from .panels import Panel, split_into_panels
 
 
 def lead(results: Results) -> str:
@@ -16,7 +16,7 @@ def lead(results: Results) -> str:
     """
     incomplete = results.has_unfinished_streams() or results.has_unstarted_streams()
     stopped = "The run is not complete. " if incomplete else ""
-    for panel in split(results):
+    for panel in split_into_panels(results):
         if panel.attack is not None and not panel.sweep and (finding := _finding(panel)):
             return stopped + finding
     return stopped + (results.recipe["about"] or "Error without attack.")

@@ -98,7 +98,7 @@ class Panel:
         return Results(chosen.recipe, chosen.runs, own.cells + lent.cells)
 
 
-def split(results: Results) -> list[Panel]:
+def split_into_panels(results: Results) -> list[Panel]:
     """Return the panels of a recipe's results; a title names what tells each from the others."""
     sweep = results.recipe["axis"] in SWEEPS
 

@@ -14,7 +14,7 @@ from .headline import headline_parts
 from .heatmaps import heatmap_parts
 from .labels import estimator_about, estimator_label, order_estimators
 from .lead import lead
-from .panels import split
+from .panels import split_into_panels
 from .paper import paper_parts
 from .sweeps import sweep_parts
 
@@ -40,7 +40,7 @@ def build(store: Store, names: Sequence[str] | None = None) -> Document:
 
 def _sections(results: Results, store: Store, several: bool) -> list[Section]:
     """Return the sections of one recipe that have something to show; with ``several``, its name is in their titles."""
-    recipe, panels = results.recipe, split(results)
+    recipe, panels = results.recipe, split_into_panels(results)
     group = recipe["name"] if several else ""
     prefix = f"{group}: " if group else ""
     sections: list[tuple[str, str, list[Part]]] = [
