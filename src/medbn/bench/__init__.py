@@ -22,7 +22,8 @@ from .requirements import (
 )
 from .results import Result, Results
 from .runner import run
-from .store import LostClaimError, Store, StoreError
+from .store import LostClaimError, Store
+from .store_format import StoreError
 
 __all__ = [
     "AXES",

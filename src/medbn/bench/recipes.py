@@ -5,14 +5,14 @@ A recipe is a function that returns a Recipe, under ``@register("name")``; its d
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
-from .._registry import Registry
 from .cell import Attack, Setting
 from .recipe import DEFENCES, DIGITS, INSTANT, Recipe
-from .recipe_file import read
+from .recipe_registry import available, get, register, unregister
+
+__all__ = ["available", "get", "register", "unregister"]
 
 CUMULATIVE = tuple("eata" if method == "eta" else method for method in INSTANT)
 CIFAR10 = Setting("cifar10-c", "resnet26", clean="cifar10", preset="cifar10")
@@ -23,50 +23,6 @@ TARGETED, INDISCRIMINATE = Attack("targeted"), Attack("indiscriminate")
 GRADIENTS = ("exact", "straight_through", "smooth")
 DEMO_STEPS = 40
 DEMO_CORRUPTIONS = ("snow", "fog", "contrast")
-
-Function = Callable[[], Recipe]
-
-_registry: Registry[Function] = Registry("recipe")
-
-
-def available() -> list[str]:
-    """Return the names of all recipes, in the order of the paper."""
-    return _registry.available()
-
-
-def get(name: str) -> Recipe:
-    """Return a recipe by its name, or by the path of a TOML file."""
-    return read(name) if name.endswith(".toml") else _registry.get(name)()
-
-
-def register(name: str, *, replace: bool = False) -> Callable[[Function], Function]:
-    """Register a function that returns a recipe; ``medbn run`` then takes the name.
-
-    The recipe gets this name and, unless it says something about itself, the function's docstring.
-
-    >>> @register("my-digits")
-    ... def my_digits() -> Recipe:
-    ...     '''TENT on digits, without attack.'''
-    ...     return Recipe(settings=(DIGITS,), methods=("tent",))
-    >>> get("my-digits").about
-    'TENT on digits, without attack.'
-    >>> unregister("my-digits")
-    """
-
-    def add(function: Function) -> Function:
-        def named() -> Recipe:
-            recipe = function()
-            return dataclasses.replace(recipe, name=name, about=recipe.about or (function.__doc__ or "").strip())
-
-        _registry.register(name, named, replace=replace)
-        return named
-
-    return add
-
-
-def unregister(name: str) -> None:
-    """Remove a recipe."""
-    _registry.unregister(name)
 
 
 @register("targeted-instant")

@@ -18,39 +18,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-FORMAT = 1
-APPLICATION = 0x4D64424E  # "MdBN", in the file's header
+from .store_format import StoreError, check_header, create_tables
+
 LEASE = 15 * 60.0
 """Seconds after which a claim from another host expires unless it stores a batch; more if batches take longer."""
 
 MAX_EXAMPLES = 240
 """Example images in a store, which is meant to stay small."""
-
-SCHEMA = """
-CREATE TABLE cells (
-    key TEXT PRIMARY KEY, cell TEXT NOT NULL, facts TEXT NOT NULL, state BLOB,
-    host TEXT, pid INTEGER, born TEXT, until REAL
-);
-CREATE TABLE batches (
-    key TEXT NOT NULL REFERENCES cells(key), number INTEGER NOT NULL, metrics TEXT NOT NULL,
-    PRIMARY KEY (key, number)
-) WITHOUT ROWID;
-CREATE TABLE examples (
-    key TEXT NOT NULL REFERENCES cells(key), place INTEGER NOT NULL, clean BLOB NOT NULL, poisoned BLOB NOT NULL,
-    PRIMARY KEY (key, place)
-) WITHOUT ROWID;
-CREATE TABLE runs (
-    id INTEGER PRIMARY KEY, recipe TEXT NOT NULL, command TEXT NOT NULL, facts TEXT NOT NULL,
-    began REAL NOT NULL, ended REAL
-);
-CREATE TABLE members (
-    run INTEGER NOT NULL REFERENCES runs(id), key TEXT NOT NULL, PRIMARY KEY (run, key)
-) WITHOUT ROWID;
-"""
-
-
-class StoreError(ValueError):
-    """The file is not a store of medbn, or cannot be used."""
 
 
 class LostClaimError(RuntimeError):
@@ -122,7 +96,7 @@ class Store:
         if new and not create:
             raise StoreError(f"no store {self.path}.")
         if not new:
-            _check_header(self.path)
+            check_header(self.path)
         try:
             self.connection = sqlite3.connect(self.path, timeout=60, isolation_level=None)
         except sqlite3.OperationalError as error:
@@ -135,7 +109,7 @@ class Store:
             if new:
                 with self._transaction():
                     if self._pragma("application_id") == 0:
-                        self._prepare()
+                        create_tables(self.connection)
         except sqlite3.OperationalError as error:
             self.connection.close()
             raise StoreError(f"cannot write to {self.path}: {error}.") from None
@@ -145,12 +119,6 @@ class Store:
         except StoreError:
             self.connection.close()
             raise
-
-    def _prepare(self) -> None:
-        for statement in SCHEMA.split(";"):
-            self.connection.execute(statement)
-        self.connection.execute(f"PRAGMA application_id = {APPLICATION}")
-        self.connection.execute(f"PRAGMA user_version = {FORMAT}")
 
     def _pragma(self, name: str) -> int:
         return int(self.connection.execute(f"PRAGMA {name}").fetchone()[0])
@@ -306,19 +274,3 @@ class Store:
         """Return the example images of a cell as pairs of PNG files: clean, poisoned."""
         rows = self.connection.execute("SELECT clean, poisoned FROM examples WHERE key = ? ORDER BY place", (key,))
         return [(clean, poisoned) for clean, poisoned in rows]
-
-
-def _check_header(path: Path) -> None:
-    """Raise a StoreError if a file is not a store of medbn; reads its header only, so that it is never changed."""
-    try:
-        with path.open("rb") as file:
-            header = file.read(100)
-    except PermissionError as error:
-        raise StoreError(f"cannot read {path}: {error.strerror}.") from None
-    if not header.startswith(b"SQLite format 3\x00") or len(header) < 100:
-        raise StoreError(f"{path} is not a store of medbn (no SQLite file); it was not touched.")
-    version, application = (int.from_bytes(header[at : at + 4], "big") for at in (60, 68))
-    if application != APPLICATION:
-        raise StoreError(f"{path} is an SQLite file of another program; it was not touched.")
-    if version != FORMAT:
-        raise StoreError(f"{path} has format {version}, and this version of medbn reads {FORMAT}; it was not touched.")
