@@ -131,6 +131,7 @@ def test_statistics_of_no_image_are_nan(estimator, device):
 # --- gradients -------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @every_estimator
 @pytest.mark.parametrize(
     ("shape", "masked"), [((4, 2, 2, 2), False), ((4, 2, 2, 2), True), ((5, 2), True), ((1, 2, 7), False)]

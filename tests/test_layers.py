@@ -123,6 +123,7 @@ def test_the_source_policy_is_torch_in_eval_to_the_bit(device):
     torch.testing.assert_close(layer(x), plain(x))
 
 
+@pytest.mark.slow
 @every_estimator
 @pytest.mark.parametrize("policy", ["batch", policies.ema(0.3), policies.interpolate(0.6)], ids=str)
 def test_gradients_flow_through_the_batch_part(estimator, policy):

@@ -72,6 +72,7 @@ def test_a_majority_controls_the_median(sample, value):
 # --- theorem 2: points -----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @given(st.data())
 def test_the_multivariate_medians_stay_within_the_bounds_of_the_proof(data):
     dimensions = data.draw(st.integers(1, 3))
@@ -148,6 +149,7 @@ def total_distance(points, z):
     return (points - z).norm(dim=1).sum().item()
 
 
+@pytest.mark.slow
 @given(st.lists(st.tuples(numbers, numbers), min_size=1, max_size=12))
 def test_nothing_nearby_is_nearer_than_the_geometric_median(points):
     points = torch.tensor(points, dtype=torch.float64)
