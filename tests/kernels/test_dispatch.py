@@ -10,7 +10,8 @@ from medbn import kernels
 from medbn._normalise import normalise_batch
 from medbn.kernels import c, triton
 
-KINDS = triton.KERNELS
+from .cases import needs_c, on_each_kernel
+
 CASES = [
     ((8, 5, 7, 7), "random"),
     ((33, 16, 4, 4), "random"),
@@ -22,13 +23,6 @@ CASES = [
     ((40, 17, 5, 5), "random"),
     ((40, 17, 5, 5), "huge"),
 ]
-needs_c = pytest.mark.skipif(not c.available(), reason="the C kernels are not built")
-FAST = [
-    *(pytest.param("cpu", kind, marks=needs_c) for kind in c.KERNELS),
-    *(pytest.param("cuda", kind, marks=pytest.mark.gpu) for kind in triton.KERNELS),
-]
-each_fast = pytest.mark.parametrize(("device", "estimator"), FAST)
-DEVICES = [pytest.param("cpu", marks=needs_c), pytest.param("cuda", marks=pytest.mark.gpu)]
 
 
 def make(shape, values="random", device="cpu"):
@@ -40,7 +34,7 @@ def make(shape, values="random", device="cpu"):
     return x.to(device)
 
 
-def compute_twice(x, estimator, batch_weight=1.0, running=None, backward=None, weight=True):
+def compute_twice(x, kernel, batch_weight=1.0, running=None, backward=None, weight=True):
     """Return what is selected, its output and gradients, and those of the reference functions in float64."""
     channels = x.shape[1]
     g = torch.randn(x.shape, generator=torch.Generator().manual_seed(1)).to(x.device)
@@ -49,14 +43,14 @@ def compute_twice(x, estimator, batch_weight=1.0, running=None, backward=None, w
     for dtype in (x.dtype, torch.float64):
         parameters = [t.to(dtype).requires_grad_() for t in ((w, b) if weight else ())]
         leaf = x.detach().clone().to(dtype).requires_grad_()
-        layer = medbn.RobustBatchNorm(channels, affine=False, estimator=estimator, device=x.device, dtype=dtype)
+        layer = medbn.RobustBatchNorm(channels, affine=False, estimator=kernel, device=x.device, dtype=dtype)
         if weight:
             layer.weight, layer.bias = (torch.nn.Parameter(p) for p in parameters)
         if running is not None:
             layer.running_mean, layer.running_var = (s.to(x.device, dtype) for s in running)
             layer.policy = medbn.policies.interpolate(prior=1 - batch_weight)
         layer.eval()
-        selected = kernels.selected(leaf, estimator)
+        selected = kernels.selected(leaf, kernel)
         if backward is None:
             y = layer(leaf)
         else:
@@ -75,47 +69,47 @@ def assert_agree(fast, exact):
         torch.testing.assert_close(one.double(), two, rtol=2e-4, atol=2e-4 * scale)
 
 
-@each_fast
+@on_each_kernel
 @pytest.mark.parametrize(("shape", "values"), CASES, ids=str)
-def test_values_and_gradients_are_those_of_the_reference(device, estimator, shape, values):
-    path, fast, exact = compute_twice(make(shape, values, device), estimator)
+def test_values_and_gradients_are_those_of_the_reference(device, kernel, shape, values):
+    path, fast, exact = compute_twice(make(shape, values, device), kernel)
     assert path == ("c" if device == "cpu" else "triton")
-    if values == "relu" and estimator != "image_median":  # ties: the gradient may go to another of the equal elements
+    if values == "relu" and kernel != "image_median":  # ties: the gradient may go to another of the equal elements
         fast, exact = fast[:1], exact[:1]
     assert_agree(fast, exact)
 
 
-@each_fast
-def test_mixtures_with_running_statistics(device, estimator):
+@on_each_kernel
+def test_mixtures_with_running_statistics(device, kernel):
     x = make((12, 6, 5, 5), device=device)
     running = torch.randn(6), torch.rand(6) + 0.5
-    _, fast, exact = compute_twice(x, estimator, batch_weight=0.3, running=running)
+    _, fast, exact = compute_twice(x, kernel, batch_weight=0.3, running=running)
     assert_agree(fast, exact)
 
 
-@each_fast
-def test_the_gradient_of_the_mean(device, estimator):
-    _, fast, exact = compute_twice(make((12, 6, 5, 5), device=device), estimator, backward="mean")
+@on_each_kernel
+def test_the_gradient_of_the_mean(device, kernel):
+    _, fast, exact = compute_twice(make((12, 6, 5, 5), device=device), kernel, backward="mean")
     assert_agree(fast, exact)
 
 
-@each_fast
-def test_channels_last_and_no_affine_parameters(device, estimator):
+@on_each_kernel
+def test_channels_last_and_no_affine_parameters(device, kernel):
     x = make((12, 6, 5, 5), device=device).to(memory_format=torch.channels_last)
-    _, fast, exact = compute_twice(x, estimator, weight=False)
+    _, fast, exact = compute_twice(x, kernel, weight=False)
     assert_agree(fast, exact)
     assert fast[0].is_contiguous(memory_format=torch.channels_last)
 
 
-@each_fast
-def test_images_that_are_not_finite_are_isolated(device, estimator):
+@on_each_kernel
+def test_images_that_are_not_finite_are_isolated(device, kernel):
     x = make((10, 4, 6, 6), device=device)
     x[3, 2, 1, 1] = float("nan")
     x[7, 0, 0, 0] = float("inf")
     finite = torch.tensor([i not in (3, 7) for i in range(10)], device=device)
     leaf = x.clone().requires_grad_()
-    y = medbn.functional.robust_norm(leaf, estimator=estimator)
-    expected = medbn.functional.robust_norm(x[finite].double(), estimator=estimator)
+    y = medbn.functional.robust_norm(leaf, estimator=kernel)
+    expected = medbn.functional.robust_norm(x[finite].double(), estimator=kernel)
     torch.testing.assert_close(y[finite].double(), expected, rtol=1e-4, atol=1e-5)
     assert y[~finite].isnan().all()
     y[finite].square().sum().backward()
@@ -123,7 +117,7 @@ def test_images_that_are_not_finite_are_isolated(device, estimator):
     assert leaf.grad[finite].isfinite().all()
 
 
-@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("device", [pytest.param("cpu", marks=needs_c), pytest.param("cuda", marks=pytest.mark.gpu)])
 def test_selected_values_are_exact(device):
     x = make((64, 3, 20, 20), device=device)
     layer = medbn.MedBatchNorm2d(3).to(device)
@@ -135,14 +129,14 @@ def test_selected_values_are_exact(device):
 @needs_c
 def test_second_derivatives_use_the_reference_functions():
     x = make((6, 3, 4, 4)).requires_grad_()
-    for estimator in KINDS:
+    for kernel in triton.KERNELS:
         (first,) = torch.autograd.grad(
-            medbn.functional.robust_norm(x, estimator=estimator).pow(3).sum(), x, create_graph=True
+            medbn.functional.robust_norm(x, estimator=kernel).pow(3).sum(), x, create_graph=True
         )
         (second,) = torch.autograd.grad(first.square().sum(), x)
         wide = x.detach().double().requires_grad_()
         (slope,) = torch.autograd.grad(
-            medbn.functional.robust_norm(wide, estimator=estimator).pow(3).sum(), wide, create_graph=True
+            medbn.functional.robust_norm(wide, estimator=kernel).pow(3).sum(), wide, create_graph=True
         )
         (expected,) = torch.autograd.grad(slope.square().sum(), wide)
         torch.testing.assert_close(second.double(), expected, rtol=1e-3, atol=1e-2 * expected.abs().max().item())
@@ -214,7 +208,7 @@ def test_users_estimators_are_called(monkeypatch):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("estimator", KINDS)
+@pytest.mark.parametrize("kernel", triton.KERNELS)
 @pytest.mark.parametrize(
     ("shape", "dtype"),
     [
@@ -226,25 +220,25 @@ def test_users_estimators_are_called(monkeypatch):
     ],
     ids=str,
 )
-def test_real_sizes_on_a_gpu(estimator, shape, dtype):
+def test_real_sizes_on_a_gpu(kernel, shape, dtype):
     x = make(shape, "random", device="cuda").to(dtype)
-    assert kernels.selected(x, estimator) == "triton"
-    y = medbn.functional.robust_norm(x, estimator=estimator)
-    assert torch.equal(y, medbn.functional.robust_norm(x, estimator=estimator))
-    expected = medbn.functional.robust_norm(x.double(), estimator=estimator)
+    assert kernels.selected(x, kernel) == "triton"
+    y = medbn.functional.robust_norm(x, estimator=kernel)
+    assert torch.equal(y, medbn.functional.robust_norm(x, estimator=kernel))
+    expected = medbn.functional.robust_norm(x.double(), estimator=kernel)
     close = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 3e-3}[dtype]
     torch.testing.assert_close(y.double(), expected, rtol=close, atol=close)
 
 
 @pytest.mark.gpu
 @pytest.mark.filterwarnings("ignore:Synchronization debug mode")
-@pytest.mark.parametrize("estimator", KINDS)
-def test_a_cuda_graph_can_be_captured_without_synchronisation(estimator):
+@pytest.mark.parametrize("kernel", triton.KERNELS)
+def test_a_cuda_graph_can_be_captured_without_synchronisation(kernel):
     x = make((200, 64, 16, 16), device="cuda").requires_grad_()
     g = torch.randn_like(x)
 
     def step():
-        return torch.autograd.grad(medbn.functional.robust_norm(x, estimator=estimator), x, g)[0]
+        return torch.autograd.grad(medbn.functional.robust_norm(x, estimator=kernel), x, g)[0]
 
     expected = step()
     torch.cuda.synchronize()
