@@ -9,6 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from ..reference import MAD_FACTORS
 from ..saved import Saved, Spec
 from . import gradient, images, median, normalise, small_channel, survey, tiling
 from .tiling import Shape, SurveyPlan, cdiv, next_power_of_2, plan, survey_plan
@@ -16,8 +17,9 @@ from .tiling import Shape, SurveyPlan, cdiv, next_power_of_2, plan, survey_plan
 Pair = tuple[Tensor, Tensor]
 
 
-def _warps(values: int) -> int:
-    return max(1, min(16, values))
+def _warps(number: int) -> int:
+    """Return the number of warps nearest to this that a program can have."""
+    return max(1, min(16, number))
 
 
 # --- forward ----------------------------------------------------------------------------------------------------------
@@ -39,7 +41,7 @@ def normalise_small_channels(
         )  # fmt: skip
 
 
-class Survey:
+class SurveyBuffers:
     """The buffers between the three kernels that select a median: cuts, tallies, collected values and moments."""
 
     def __init__(self, x: Tensor, shape: Shape) -> None:
@@ -56,7 +58,7 @@ class Survey:
         self.moments = empty(2, channels * cut.parts, dtype=torch.float64)
 
 
-def bracket(x: Tensor, deviations: bool, saved: Saved, buffers: Survey, shape: Shape) -> None:
+def bracket(x: Tensor, deviations: bool, saved: Saved, buffers: SurveyBuffers, shape: Shape) -> None:
     """Write two cuts per channel that very probably enclose the median of x, or of |x − centre| for ``deviations``."""
     samples = buffers.plan.samples
     survey.bracket[(shape.channels,)](
@@ -66,7 +68,7 @@ def bracket(x: Tensor, deviations: bool, saved: Saved, buffers: Survey, shape: S
     )  # fmt: skip
 
 
-def collect(x: Tensor, deviations: bool, saved: Saved, buffers: Survey) -> None:
+def collect(x: Tensor, deviations: bool, saved: Saved, buffers: SurveyBuffers) -> None:
     """Read everything once: tally it, collect what is between the cuts, and sum moments."""
     cut = buffers.plan.cut
     survey.survey[cut.grid](
@@ -77,8 +79,8 @@ def collect(x: Tensor, deviations: bool, saved: Saved, buffers: Survey) -> None:
 
 
 def finish(
-    x: Tensor, deviations: bool, factor: float, running: Pair | None, saved: Saved, buffers: Survey, shape: Shape,
-    spec: Spec,
+    x: Tensor, deviations: bool, factor: float, running: Pair | None, saved: Saved, buffers: SurveyBuffers,
+    shape: Shape, spec: Spec,
 ) -> None:  # fmt: skip
     """Write the median and the variance, and mix them; for ``deviations``, the MAD and ``factor`` times its square."""
     about, capacity, parts = saved.centre, buffers.plan.capacity, buffers.plan.cut.parts
@@ -101,7 +103,7 @@ def normalise_all(
 ) -> None:
     """Read everything once more and normalise it; find where the median, and the MAD, first occur."""
     cut = plan(shape, tiling.TILE, tiling.WARPS, tiling.WAVES)
-    centre, is_mad = saved.centre, kernel in ("mad", "mad_scaled")
+    centre, is_mad = saved.centre, kernel in MAD_FACTORS
     normalise.normalise[cut.grid](
         x, y, centre if weight is None else weight, centre if bias is None else bias, centre,
         saved.slopes if is_mad else centre, saved.used_centre, saved.inverse_std, saved.selected, saved.finite,

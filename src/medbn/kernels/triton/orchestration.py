@@ -119,7 +119,7 @@ def _select_median(
     x: Tensor, deviations: bool, running: tuple[Tensor, Tensor] | None, saved: Saved, shape: Shape, spec: Spec
 ) -> None:
     """Select the median of each channel, or that of |x − median| for ``deviations``, and mix with ``running``."""
-    buffers = launch.Survey(x, shape)
+    buffers = launch.SurveyBuffers(x, shape)
     launch.bracket(x, deviations, saved, buffers, shape)
     launch.collect(x, deviations, saved, buffers)
     launch.finish(x, deviations, MAD_FACTORS.get(spec.kernel, 0.0), running, saved, buffers, shape, spec)
