@@ -19,6 +19,7 @@ def errors(line: str) -> list[float]:
     return [float(number) for number in re.findall(r"\d+\.\d+", line)]
 
 
+@pytest.mark.slow
 def test_batch_statistics_remove_most_of_the_error_of_contrast(capsys):
     run("corruption_errors", "--corruptions", "contrast", "frost", "--device", "cpu")
     titles, contrast, frost, average = capsys.readouterr().out.splitlines()

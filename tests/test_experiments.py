@@ -124,6 +124,7 @@ def test_the_attack_loop_is_timed_and_profiled(more, monkeypatch, capsys, tmp_pa
         assert all(row["first_s"] > 0 and len(row["seconds"]) == 1 for row in rows)
 
 
+@pytest.mark.slow
 def test_single_images_move_past_as_little_as_images_in_batches(monkeypatch, capsys):
     assert run(monkeypatch, "single_image_poisoning.py") == 0
     rows = [line.split() for line in capsys.readouterr().out.splitlines()[2:]]

@@ -127,6 +127,7 @@ def _extensions(tmp_path, monkeypatch):
 
 
 @pytest.mark.usefixtures("_extensions")
+@pytest.mark.slow
 def test_extensions_are_listed_run_and_reported(capsys):
     for command, names in [
         (["recipes"], ["own-experiment", "stripes", "striped-net"]),

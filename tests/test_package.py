@@ -23,6 +23,7 @@ def run_python(*arguments):
     return subprocess.run([sys.executable, *arguments], capture_output=True, text=True, check=False)
 
 
+@pytest.mark.slow
 def test_importing_medbn_loads_torch_and_numpy_alone():
     script = """
 import sys, torch, numpy
@@ -52,6 +53,7 @@ def test_documented_examples_hold(module):
 @pytest.mark.parametrize(
     "document", ["README.md", "docs/guide.md", "docs/data.md", "docs/bench.md", "docs/extending.md"]
 )
+@pytest.mark.slow
 def test_code_in_documents_runs(document, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     for registry in [thing for thing in gc.get_objects() if type(thing) is Registry]:

@@ -9,6 +9,8 @@ import medbn
 
 from .table import ADAPTING
 
+pytestmark = pytest.mark.slow
+
 
 def error(digits, method, estimator, batch=64, **options):
     if method == "eata":

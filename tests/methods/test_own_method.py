@@ -19,6 +19,7 @@ def registry(monkeypatch):
     monkeypatch.setattr(_catalogue._registry, "_values", dict(_catalogue._registry._values))
 
 
+@pytest.mark.slow
 def test_the_example_adapts_is_attacked_and_appears_in_a_report(capsys):
     example = runpy.run_path(str(ROOT / "examples" / "own_method.py"))
     example["main"]()

@@ -54,6 +54,7 @@ def test_reset_returns_to_the_source_model(method, model, batches):
     assert all(torch.equal(a, tta(x)) for a, x in zip(first, batches, strict=True))
 
 
+@pytest.mark.slow
 def test_a_state_goes_through_a_file_into_a_new_process(model, batches, tmp_path):
     torch.save({"model": model.state_dict(), "batches": batches}, tmp_path / "inputs.pt")
     expected = {}
