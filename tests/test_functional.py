@@ -328,7 +328,7 @@ def test_channels_last_stays_and_changes_nothing(estimator, device):
 
 
 @every_estimator
-def test_channels_last_stays_beside_a_isolated_image(estimator, device):
+def test_channels_last_stays_beside_an_isolated_image(estimator, device):
     x = torch.randn(4, 3, 6, 6, device=device).to(memory_format=torch.channels_last)
     x[1, 0, 0, 0] = torch.inf
     y = robust_norm(x, estimator=estimator, nonfinite="isolate")
