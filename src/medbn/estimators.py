@@ -112,7 +112,7 @@ def get(estimator: str | Estimator) -> Estimator:
 def with_prior(estimator: str | Estimator, prior: float | str) -> Estimator:
     """Return an estimator that layers mix with their training statistics, which get the weight ``prior``.
 
-    Malicious images then move only the remaining share of the mixture.
+    Malicious images then move only the remaining part of the mixture.
     """
     base = get(estimator)
     try:

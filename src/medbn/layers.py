@@ -231,7 +231,10 @@ class RobustBatchNorm(_BatchNorm):
         return self._policy.weight * (1.0 - self._estimator.prior)
 
     def _running_statistics(self) -> tuple[Tensor, Tensor]:
-        """Return the centre and the variance that are mixed with the batch's: the policy's, and the prior's share."""
+        """Return the centre and the variance that are mixed with the batch's.
+
+        They are the policy's reference; under ``ema`` mixed with the source statistics, if the estimator has a prior.
+        """
         prior, weight = self._estimator.prior, self._policy.weight
         reference = self._reference_statistics()
         mixes = bool(prior and weight) and self._policy.reference == "ema"
