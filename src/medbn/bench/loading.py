@@ -86,7 +86,7 @@ def user_code(cell: Cell) -> str:
     parts.append(methods.get(cell.method))
     if cell.attack is not None:
         parts += [attacks.objectives.get(cell.attack.objective), attacks.scenarios.get(cell.scenario)]
-    own = [part for part in parts if part is not None and not getattr(part, "__module__", "").startswith("medbn.")]
+    own = [part for part in parts if part is not None and not (getattr(part, "__module__", None) or "").startswith("medbn.")]
     return "\n".join(map(_source, own))
 
 
