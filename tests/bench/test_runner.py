@@ -41,7 +41,8 @@ def test_an_interrupted_run_keeps_what_is_finished(tmp_path, tiny):
         assert opened.connection.execute("SELECT count(*) FROM cells WHERE host IS NOT NULL").fetchone() == (0,)
 
 
-@pytest.mark.parametrize("jobs", [1, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("jobs", [1, 2])
 def test_a_run_stops_when_its_time_is_over_and_can_be_continued(tmp_path, tiny, jobs):
     place = bench.Place(threads=1)
     executor = bench.Processes(place, jobs) if jobs > 1 else None
@@ -52,6 +53,7 @@ def test_a_run_stops_when_its_time_is_over_and_can_be_continued(tmp_path, tiny, 
     assert stored_metrics(tmp_path / "x.db") == stored_metrics(tmp_path / "whole.db")
 
 
+@pytest.mark.slow
 def test_what_several_recipes_share_runs_once(tmp_path, tiny):
     short = replace(tiny, name="short", batches=1)
     other = replace(tiny, name="other", batches=1, attacks=())

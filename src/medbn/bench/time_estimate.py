@@ -85,13 +85,13 @@ def estimate_seconds(recipe: Recipe, per_second: float) -> float:
         images, (channels, size, _) = _dataset_size(cell.setting.data)
         whole = images // cell.setting.batch_size
         batches = min(recipe.batches or whole, whole)
-        crafted = batches - cell.warm_up if cell.attack else 0
+        steps = 0
         if cell.attack:
             surrogate = _first_surrogate(cell.method, cell.setting.preset)
             first = (cell.setting, cell.corruption, cell.estimator, cell.attack, cell.seed, surrogate)
-            crafted -= first in poisoned
+            attacked = batches - cell.warm_up - (first in poisoned)
             poisoned.add(first)
-        steps = crafted * cell.attack.steps * cell.attack.restarts if cell.attack else 0
+            steps = attacked * cell.attack.steps * cell.attack.restarts
         passes = 6.0 * batches + 3.0 * steps
         work = cell.setting.batch_size * passes * forward_operations(cell.setting.model, channels, size)
         overhead = ROBUST_OVERHEAD if estimators.get(cell.estimator).robust else OVERHEAD
