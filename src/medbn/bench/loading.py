@@ -86,7 +86,8 @@ def user_code(cell: Cell) -> str:
     parts.append(methods.get(cell.method))
     if cell.attack is not None:
         parts += [attacks.objectives.get(cell.attack.objective), attacks.scenarios.get(cell.scenario)]
-    own = [part for part in parts if part is not None and not (getattr(part, "__module__", None) or "").startswith("medbn.")]
+    modules = [getattr(part, "__module__", None) or "" for part in parts]  # None where code was run by exec()
+    own = [part for part, module in zip(parts, modules, strict=True) if part and not module.startswith("medbn.")]
     return "\n".join(map(_source, own))
 
 
