@@ -162,9 +162,17 @@ def test_a_store_is_reported_where_its_extensions_are_not_registered(monkeypatch
 
 @pytest.mark.usefixtures("_extensions")
 def test_the_code_of_extensions_is_part_of_a_cells_key():
-    cell = next(cell for cell in own_experiment().cells() if (cell.method, cell.estimator) == ("mixture", "halves"))
+    *_, cell = (c for c in own_experiment().cells() if (c.method, c.estimator) == ("mixture", "halves"))
     code = user_code(cell)
-    for source in ("class Mixture", "def mean_of_halves", "class Margin", "class Alternate", "def striped_net"):
+    assert cell.attack.gradient == "halved"
+    for source in (
+        "class Mixture",
+        "def mean_of_halves",
+        "class Margin",
+        "class Alternate",
+        "def striped_net",
+        '"halved"',
+    ):
         assert source in code
 
 

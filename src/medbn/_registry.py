@@ -75,7 +75,7 @@ class Registry(Generic[T]):
         return add
 
     def unregister(self, name: str) -> None:
-        """Remove a name; whoever has the value keeps it."""
+        """Remove a name; references to the value stay valid."""
         self.get(name)
         del self._values[name]
 

@@ -41,6 +41,11 @@ def get(gradient: str, temperature: float = 0.5) -> Callable[[Estimator], Estima
     return None if function is exact else lambda estimator: function(estimator, temperature)
 
 
+def get_function(gradient: str) -> Gradient:
+    """Return the function that is registered under a name."""
+    return _registry.get(gradient)
+
+
 @register("exact")
 def exact(estimator: Estimator, temperature: float = 0.5) -> Estimator:
     """Return the estimator itself: its statistics keep their own gradient."""

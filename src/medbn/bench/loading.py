@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from .. import attacks, data, estimators, methods, models
+from .. import attacks, data, estimators, gradients, methods, models
 from ..data import Dataset
 from .cell import Cell
 from .place import Place
@@ -86,6 +86,7 @@ def user_code(cell: Cell) -> str:
     parts.append(methods.get(cell.method))
     if cell.attack is not None:
         parts += [attacks.objectives.get(cell.attack.objective), attacks.scenarios.get(cell.scenario)]
+        parts.append(gradients.get_function(cell.attack.gradient))
     modules = [getattr(part, "__module__", None) or "" for part in parts]  # None where code was run by exec()
     own = [part for part, module in zip(parts, modules, strict=True) if part and not module.startswith("medbn.")]
     return "\n".join(map(_source, own))
