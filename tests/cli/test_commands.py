@@ -52,7 +52,7 @@ def test_a_run_and_its_reports(tmp_path, capsys, monkeypatch):
     assert sorted(file.suffix for file in tmp_path.iterdir()) == [".csv", ".db", ".html", ".json", ".md", ".tex"]
 
 
-def test_quiet_says_nothing(tmp_path, capsys):
+def test_quiet_prints_nothing(tmp_path, capsys):
     assert main([*RUN, "--store", str(tmp_path / "x.db"), "--quiet"]) == 0
     printed = capsys.readouterr()
     assert printed.out == printed.err == ""
@@ -139,7 +139,7 @@ def test_wrong_input_is_one_line_and_exit_2(arguments, message, tmp_path, capsys
         (os.devnull, "not a regular file"),
     ],
 )
-def test_a_report_goes_nowhere_but_into_a_file(out, message, tmp_path, capsys):
+def test_a_report_is_written_to_regular_files_only(out, message, tmp_path, capsys):
     bench.Store(tmp_path / "x.db").close()
     assert main(["report", str(tmp_path / "x.db"), "--out", out.format(tmp_path)]) == 2
     printed = capsys.readouterr()
@@ -153,14 +153,14 @@ def test_minutes_may_be_a_fraction(tmp_path, capsys):
     assert "not finished: 0 of 3 streams are done, 1 batches in this run." in capsys.readouterr().out
 
 
-def test_what_would_take_months_says_how_to_narrow_it(monkeypatch, capsys, tmp_path):
+def test_a_recipe_that_takes_months_says_how_to_shorten_it(monkeypatch, capsys, tmp_path):
     monkeypatch.setattr("medbn.bench.time_estimate.measure_speed", lambda device: 1e11)
     for name, narrowed in (("targeted-instant", True), ("demo", False)):
         assert main(["recipes", name, "--root", str(tmp_path), "--device", "cpu"]) == 0
         assert ("years on cpu (estimate); shorten it with --data" in capsys.readouterr().out) is narrowed
 
 
-def test_unexpected_errors_name_themselves_and_where_to_look(capsys, monkeypatch):
+def test_an_unexpected_error_shows_its_type_and_how_to_get_a_traceback(capsys, monkeypatch):
     monkeypatch.setattr("medbn.bench.recipes.get", lambda name: {}["nothing"])
     assert main(["run", "demo"]) == 2
     assert "KeyError: 'nothing' (MEDBN_DEBUG=1 shows" in capsys.readouterr().err

@@ -30,11 +30,11 @@ sys.exit(main(["speed", "memory", "--device", "cpu", "--shapes", "4x3x5x5"]))
 TINY = ["--device", "cpu", "--shapes", "4x3x5x5", "2x3x4x4", "--rounds", "2", "--estimators", "mean", "median"]
 
 
-def test_it_prints_tables_and_writes_everything(tmp_path, capsys, monkeypatch):
+def test_speed_prints_tables_and_writes_all_measurements(tmp_path, capsys, monkeypatch):
     path = tmp_path / "x.json"
-    given = ["speed", "layer", "memory", *TINY, "--layouts", "nchw", "--json", str(path)]
-    monkeypatch.setattr(sys, "argv", ["/somewhere/medbn", *given])
-    assert main(given) == 0
+    arguments = ["speed", "layer", "memory", *TINY, "--layouts", "nchw", "--json", str(path)]
+    monkeypatch.setattr(sys, "argv", ["/somewhere/medbn", *arguments])
+    assert main(arguments) == 0
     printed = capsys.readouterr()
     for expected in (
         torch.__version__,
@@ -50,7 +50,7 @@ def test_it_prints_tables_and_writes_everything(tmp_path, capsys, monkeypatch):
     written = json.loads(path.read_text())
     assert written["finished"] is True
     assert written["medbn"] == medbn.__version__
-    assert written["command"] == shlex.join(["medbn", *given])
+    assert written["command"] == shlex.join(["medbn", *arguments])
     assert written["date"][:2] == "20"
     assert written["machine"]["torch"] == torch.__version__
     assert written["machine"]["paths"] == {"median": medbn.kernels.selected(torch.zeros(2, 2, 2, 2))}
@@ -63,8 +63,8 @@ def test_it_prints_tables_and_writes_everything(tmp_path, capsys, monkeypatch):
     assert {tuple(row["shape"]) for row in written["parts"]["memory"]} == {(4, 3, 5, 5), (2, 3, 4, 4)}
 
 
-@pytest.mark.parametrize(("error", "code"), [(KeyboardInterrupt(), 130), (RuntimeError("out of luck"), 2)])
-def test_what_is_measured_is_kept_however_it_ends(error, code, tmp_path, capsys, monkeypatch):
+@pytest.mark.parametrize(("error", "expected"), [(KeyboardInterrupt(), 130), (RuntimeError("out of luck"), 2)])
+def test_measurements_are_kept_after_an_error(error, expected, tmp_path, capsys, monkeypatch):
     whole = speed.PARTS["layer"]
 
     def measure(settings, case):
@@ -75,13 +75,13 @@ def test_what_is_measured_is_kept_however_it_ends(error, code, tmp_path, capsys,
     monkeypatch.setitem(speed.PARTS, "layer", whole._replace(measure=measure))
     path = tmp_path / "x.json"
     try:
-        found = main(["speed", "layer", "memory", *TINY, "--json", str(path)])
+        code = main(["speed", "layer", "memory", *TINY, "--json", str(path)])
     except SystemExit as stop:
-        found = stop.code
+        code = stop.code
     printed = capsys.readouterr()
-    assert found == code
+    assert code == expected
     assert "Traceback" not in printed.err
-    assert ("stopped" if code == 130 else "out of luck") in printed.err
+    assert ("stopped" if expected == 130 else "out of luck") in printed.err
     assert "nchw, forward, float32" in printed.out
     written = json.loads(path.read_text())
     assert written["finished"] is False
@@ -89,8 +89,8 @@ def test_what_is_measured_is_kept_however_it_ends(error, code, tmp_path, capsys,
     assert {tuple(row["shape"]) for row in written["parts"]["layer"]} == {(4, 3, 5, 5), (2, 3, 4, 4)}
 
 
-def test_what_is_measured_is_in_the_file_at_once(tmp_path, monkeypatch):
-    """So that a run that is killed has lost nothing."""
+def test_every_measurement_is_written_at_once(tmp_path, monkeypatch):
+    """A run that is killed loses nothing."""
     path, seen = tmp_path / "x.json", []
     whole = speed.PARTS["memory"]
 
@@ -103,7 +103,7 @@ def test_what_is_measured_is_in_the_file_at_once(tmp_path, monkeypatch):
     assert seen == [0, 1, 2, 3]
 
 
-def test_nothing_else_runs_beside_what_is_timed(monkeypatch, capsys):
+def test_no_other_thread_runs_while_times_are_measured(monkeypatch, capsys):
     """On a terminal too, where a progress bar would have a thread."""
     before, during = threading.active_count(), []
     whole = speed.PARTS["memory"]
@@ -119,7 +119,7 @@ def test_nothing_else_runs_beside_what_is_timed(monkeypatch, capsys):
     assert "memory: 2 of 4  channels_last, 4×3×5×5" in capsys.readouterr().err
 
 
-def test_all_parts_are_the_default_and_threads_are_obeyed(monkeypatch, capsys):
+def test_all_parts_are_the_default_and_threads_are_set(monkeypatch, capsys):
     monkeypatch.setattr(
         speed, "PARTS", {name: part._replace(measure=lambda settings, case: []) for name, part in speed.PARTS.items()}
     )
