@@ -1,4 +1,4 @@
-"""Runs the Triton kernels on the CPU, through Triton's interpreter, against the reference path in float64."""
+"""Run the Triton kernels on the CPU, through Triton's interpreter, against the reference path in float64."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from medbn.kernels.triton import tiling
 LAST, CONTIGUOUS = torch.channels_last, torch.contiguous_format
 
 
-def selected(x, finite, value, position, about=None):
+def check_selected(x, finite, value, position, about=None):
     """Check that the median of x, or of |x − about|, is exact, and that ``position`` is where it first occurs."""
     rows = x.transpose(0, 1).reshape(x.shape[1], -1)
     rows = rows if about is None else (rows - about[:, None]).abs()
@@ -47,11 +47,11 @@ def check(x, name, batch_weight=1.0, backward="own", affine=True, temperature=0.
     estimator = medbn.estimators.get(name)
     centre, variance = (medbn.gradients.smooth(estimator, temperature) if backward == "smooth" else estimator)(wide)
     if name != "image_median":
-        selected(x, finite, saved.centre, saved.selected if name == "median" else saved.selected[0])
+        check_selected(x, finite, saved.centre, saved.selected if name == "median" else saved.selected[0])
         total = (wide - centre.view(-1, *[1] * (x.dim() - 2))).transpose(0, 1).flatten(1).sum(1)
         torch.testing.assert_close(saved.deviation_sum, total, rtol=1e-4, atol=1e-4)
     if name in MAD_FACTORS:
-        selected(x, finite, saved.slopes[0], saved.selected[1], saved.centre)
+        check_selected(x, finite, saved.slopes[0], saved.selected[1], saved.centre)
     torch.testing.assert_close(saved.variance.double(), variance, rtol=1e-4, atol=1e-6)
     if backward == "mean":
         values = [s.detach() for s in (centre, variance)]

@@ -85,7 +85,7 @@ def spread(values: Tensor, x: Tensor) -> Tensor:
     return values.reshape(*(values.shape if values.dim() == 2 else (1, -1)), *[1] * (x.dim() - 2))
 
 
-def selected(values: Tensor) -> tuple[Tensor, Tensor]:
+def select(values: Tensor) -> tuple[Tensor, Tensor]:
     """Return each row's lower median by sorting, and where it first occurs."""
     middle = values.sort(dim=1).values[:, (values.shape[1] - 1) // 2] + 0.0
     return middle, (values == middle.unsqueeze(1)).to(torch.uint8).argmax(dim=1)
@@ -93,7 +93,7 @@ def selected(values: Tensor) -> tuple[Tensor, Tensor]:
 
 def check_statistics(x: Tensor) -> None:
     saved = binding.median_statistics(x)
-    centre, position = selected(rows(x))
+    centre, position = select(rows(x))
     assert saved.finite
     assert torch.equal(saved.centre, centre)
     assert not torch.signbit(saved.centre[saved.centre == 0]).any()
@@ -107,7 +107,7 @@ def check_statistics(x: Tensor) -> None:
 
 def check_abs_median(x: Tensor, centre: Tensor) -> None:
     value, position = binding.abs_median(x, centre)
-    expected, where = selected((rows(x) - centre.unsqueeze(1)).abs())
+    expected, where = select((rows(x) - centre.unsqueeze(1)).abs())
     assert torch.equal(value, expected)
     assert torch.equal(position, where)
 
@@ -135,7 +135,7 @@ def test_any_finite_values_of_any_size(images: int, channels: int, size: int, va
     choice = torch.randint(len(values), (images, channels, size))
     x = arrange(torch.tensor(values, dtype=torch.float32)[choice], last)
     saved = binding.median_statistics(x)
-    centre, position = selected(rows(x))
+    centre, position = select(rows(x))
     assert torch.equal(saved.centre, centre)
     assert torch.equal(saved.position, position)
     check_abs_median(x, torch.tensor(values[0]).expand(channels))
@@ -283,9 +283,9 @@ def kind_of_threads(request: pytest.FixtureRequest) -> Iterator[str]:
     """Threads of torch's OpenMP runtime, and those that the kernels start without one."""
     kernels, _ = library.load()
     assert kernels is not None
-    kernels.medbn_share(library.openmp_of_torch() if request.param == "torch" else None)
+    kernels.medbn_use_threads(library.openmp_of_torch() if request.param == "torch" else None)
     yield request.param
-    kernels.medbn_share(library.openmp_of_torch())
+    kernels.medbn_use_threads(library.openmp_of_torch())
 
 
 @pytest.mark.usefixtures("kind_of_threads")

@@ -9,7 +9,7 @@
 enum { GENERIC, AVX2, AVX512, UNSUPPORTED = -1 };
 
 /* The best instruction set of this machine. */
-EXPORT int medbn_best(void) {
+EXPORT int medbn_best_instruction_set(void) {
 #ifdef MEDBN_X86
     __builtin_cpu_init();
     if (__builtin_cpu_supports("avx512f")) return AVX512;
@@ -19,7 +19,7 @@ EXPORT int medbn_best(void) {
 }
 
 static const struct kernels *kernels_of(int isa) {
-    if (isa > medbn_best()) return NULL;
+    if (isa > medbn_best_instruction_set()) return NULL;
 #ifdef MEDBN_X86
     if (isa == AVX512) return &medbn_avx512;
     if (isa == AVX2) return &medbn_avx2;

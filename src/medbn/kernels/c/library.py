@@ -64,11 +64,11 @@ def load() -> tuple[ctypes.CDLL | None, str]:
             function = getattr(library, f"medbn_{name}")
             function.argtypes = [ctypes.c_int, ctypes.POINTER(Layout), *arguments]
             function.restype = ctypes.c_int
-        library.medbn_best.restype = ctypes.c_int
-        library.medbn_share.argtypes = [POINTER]
-        library.medbn_share(openmp_of_torch())
+        library.medbn_best_instruction_set.restype = ctypes.c_int
+        library.medbn_use_threads.argtypes = [POINTER]
+        library.medbn_use_threads(openmp_of_torch())
     except (OSError, AttributeError) as error:
-        return None, f"cannot load {paths[0]}: {error}"
+        return None, f"cannot load {paths[0]}: {error}; install medbn again"
     return library, ""
 
 
@@ -108,12 +108,12 @@ def instruction_sets() -> tuple[str, ...]:
     The environment variable ``MEDBN_C_ISA`` forces one of them; without it the fastest is used.
     """
     library, _ = load()
-    return () if library is None else INSTRUCTION_SETS[: library.medbn_best() + 1]
+    return () if library is None else INSTRUCTION_SETS[: library.medbn_best_instruction_set() + 1]
 
 
 def selected_instruction_set(library: ctypes.CDLL) -> int:
     """Return the index of the instruction set to use."""
-    best = int(library.medbn_best())
+    best = int(library.medbn_best_instruction_set())
     forced = os.environ.get("MEDBN_C_ISA")
     if not forced:
         return best

@@ -27,7 +27,7 @@ static runtime *_Atomic openmp;
 static void forget_openmp(void) { atomic_store(&openmp, NULL); }
 
 /* Use the threads of this GOMP_parallel from now on, in this process; NULL for threads that live for one call. */
-EXPORT void medbn_share(runtime *parallel) {
+EXPORT void medbn_use_threads(runtime *parallel) {
     static atomic_flag registered = ATOMIC_FLAG_INIT;
     if (!atomic_flag_test_and_set(&registered) && pthread_atfork(NULL, NULL, forget_openmp)) parallel = NULL;
     atomic_store(&openmp, parallel);
