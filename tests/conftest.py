@@ -2,6 +2,12 @@
 
 import os
 
+# One torch thread in every test process and in the processes that tests start, set before torch is loaded: several
+# processes with a thread per core each spend a busy machine's time waiting for one another. The few tests of several
+# threads set their number; threads that wait then sleep instead of spinning.
+os.environ["OMP_NUM_THREADS"] = os.environ["MKL_NUM_THREADS"] = "1"
+os.environ["OMP_WAIT_POLICY"] = "PASSIVE"
+
 import pytest
 import torch
 
@@ -18,6 +24,8 @@ else:
 
 # Deterministic cuBLAS, for the tests that switch deterministic algorithms on.
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+
+torch.set_num_threads(1)  # for a plugin that has loaded torch already
 
 
 def pytest_collection_modifyitems(items):

@@ -65,7 +65,7 @@ def launch(folder, store, scenario: str, kill_at: int = 0) -> subprocess.Popen:
 
 def finish(child: subprocess.Popen) -> int:
     """Wait for a process that ends well, and return how many forward passes it had."""
-    out, errors = child.communicate(timeout=300)
+    out, errors = child.communicate()
     assert child.returncode == 0, errors
     return int(out)
 
@@ -93,7 +93,7 @@ def test_a_run_that_is_killed_repeatedly_ends_with_the_same_bits(tmp_path, undis
     finished = [0]
     for part in (0.2, 0.4, 0.4):
         child = launch(tmp_path, store, scenario, kill_at=int(passes * part * rng.uniform(0.7, 1.0)))
-        child.communicate(timeout=300)
+        child.communicate()
         assert child.returncode == -signal.SIGKILL
         finished.append(sum(map(len, stored_metrics(store).values())))
     assert finished == sorted(finished)  # no stored batch is ever lost
@@ -130,6 +130,14 @@ def test_an_error_in_one_process_is_raised_after_the_other_cells_have_finished(t
     with pytest.raises(ValueError, match=r"tent .*learning rate"):
         executor.run([(cell, 3) for cell in broken.cells()], tmp_path / "x.db", lambda event: None)
     assert [len(batches) for batches in stored_metrics(tmp_path / "x.db").values()] == [3, 3]  # TeBN's
+
+
+@pytest.mark.parametrize(("threads", "jobs", "each"), [(6, 2, 3), (1, 4, 1)])
+def test_processes_divide_the_threads_of_this_one(monkeypatch, threads, jobs, each):
+    """OMP_NUM_THREADS=1 limits them too, where `cpu_count` would give every process a thread per core."""
+    monkeypatch.setattr("torch.get_num_threads", lambda: threads)
+    assert bench.Processes(bench.Place(), jobs).place.threads == each
+    assert bench.Processes(bench.Place(threads=5), jobs).place.threads == 5
 
 
 def test_there_is_at_least_one_process():

@@ -18,7 +18,7 @@ def test_all_kernels_agree_with_the_reference_in_the_interpreter() -> None:
     pytest.importorskip("triton")
     environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
     command = [sys.executable, "-W", "ignore", "-m", "tests.kernels.interpreted"]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-3000:]
     assert "all agree" in done.stdout
 
@@ -40,4 +40,4 @@ def test_a_triton_that_does_not_load_is_one_warning(monkeypatch: pytest.MonkeyPa
 @pytest.mark.slow
 def test_importing_medbn_does_not_import_triton() -> None:
     code = "import sys, medbn; assert 'triton' not in sys.modules"
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=300)
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -13,6 +13,8 @@ from multiprocessing import get_context, parent_process
 from pathlib import Path
 from typing import Any, Protocol
 
+import torch
+
 from .cell import Cell
 from .cell_stream import run_cell
 from .events import Event, OnEvent
@@ -44,7 +46,7 @@ class InProcess:
 
 
 class Processes:
-    """Runs cells in several processes of this machine, which divide the cores among them.
+    """Runs cells in several processes of this machine, which divide this process's torch threads among them.
 
     Cells that differ in the method alone run in one process, where they can share a poisoned batch.
     """
@@ -53,7 +55,7 @@ class Processes:
         if jobs < 1:
             raise ValueError(f"jobs must be at least 1, got {jobs}.")
         self.jobs = jobs
-        self.place = replace(place, threads=place.threads or max(1, (os.cpu_count() or 1) // jobs))
+        self.place = replace(place, threads=place.threads or max(1, torch.get_num_threads() // jobs))
 
     def run(self, work: Work, store: Path, on_event: OnEvent) -> None:
         """Run all cells; an interrupt stops all processes."""

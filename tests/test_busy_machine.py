@@ -1,0 +1,26 @@
+"""Tests hold on a busy machine: one torch thread per process, and no time limits."""
+
+import ast
+import os
+from pathlib import Path
+
+import torch
+
+TESTS = Path(__file__).parent
+
+
+def test_this_process_and_those_that_it_starts_have_one_torch_thread():
+    assert torch.get_num_threads() == 1
+    assert os.environ["OMP_NUM_THREADS"] == os.environ["MKL_NUM_THREADS"] == "1"  # child processes inherit these
+
+
+def test_no_test_sleeps_or_sets_a_time_limit():
+    found = []
+    for file in sorted(TESTS.rglob("*.py")):
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Call):
+                name = ast.unparse(node.func)
+                limited = any(k.arg == "timeout" and ast.unparse(k.value) != "None" for k in node.keywords)
+                if limited or name.rpartition(".")[2] == "sleep":
+                    found.append(f"{file.relative_to(TESTS)}:{node.lineno} {name}")
+    assert found == []
