@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from medbn import bench
+from medbn import bench, data, methods
 from medbn.bench import Attack, Cell, Setting
 
 
@@ -44,6 +44,19 @@ def test_keys_follow_everything_that_determines_the_numbers(tiny):
     assert len(keys) == 5 + len(others)
     moved = replace(cell, setting=replace(cell.setting, weights="elsewhere.safetensors"))
     assert moved.key("d", "w") == cell.key("d", "w")
+
+
+def test_a_version_above_one_enters_the_key(monkeypatch, tiny):
+    """Presets are part of a cell by name only, so that other defaults would otherwise be given stored results."""
+    cell = replace(next(tiny.cells()), corruption="fog")
+    first = cell.key("d", "w")
+    monkeypatch.setattr(methods.get(cell.method), "version", 2)
+    second = cell.key("d", "w")
+    fog = data.corruptions.get("fog")
+    monkeypatch.setitem(data.corruptions.base._registry._values, "fog", replace(fog, version=2))
+    assert len({first, second, cell.key("d", "w")}) == 3
+    monkeypatch.undo()
+    assert cell.key("d", "w") == first
 
 
 def test_a_cell_survives_json_and_may_come_from_before_there_was_a_warm_up(tiny):

@@ -13,7 +13,7 @@ METHODS = {
     "tent": {},
     "eta": {"margin": 0.95, "redundancy": 0.98},
     "eata": {"margin": 0.95, "redundancy": 0.98, "fisher_weight": 50.0},
-    "sar": {"margin": 0.95, "recovery": 0.0},
+    "sar": {"margin": 0.95},
     "sotta": {"confidence": 0.2, "capacity": 10},
     "sema": {},
     "mdia": {"terminal": 2},

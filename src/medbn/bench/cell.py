@@ -11,7 +11,10 @@ from .._errors import unknown_name
 from ..data import corruptions, digest
 
 ALGORITHM = 3
-"""The version of the numbers: raise it when the same cell gives other numbers, so that stored ones are run again."""
+"""The version of the numbers of all cells: raise it when they change, so that stored ones are run again.
+
+Where one method's or one corruption's numbers change, raise its own ``version``.
+"""
 
 
 def check_types(value: Any) -> None:
@@ -177,6 +180,13 @@ class Cell:
             del values["setting"][path]
         if not self.warm_up:
             del values["warm_up"]  # stores from before this field existed stay valid
+        versions = {
+            "method": methods.get(self.method).version,
+            "corruption": corruptions.get(self.corruption).version,
+        }
+        versions = {name: version for name, version in versions.items() if version > 1}
+        if versions:  # all other stored cells stay valid
+            values["versions"] = versions
         return digest(json.dumps([ALGORITHM, values, data, weights, clean, code], sort_keys=True))
 
     @property

@@ -9,6 +9,7 @@ A subclass may override the following, and nothing else.
 Attributes of the class:
     ``label``: what reports call the method; the name of the class by default.
     ``presets``: options that differ from their defaults, by benchmark.
+    ``version``: raised when the method's numbers change.
     ``policy``: which statistics the layers normalise with.
     ``adapts``, ``needs_source_images``, ``undo_failed_updates``, ``surrogate_from_policies``: see below.
 
@@ -72,6 +73,9 @@ class Adapter(Stateful):
 
     label: ClassVar[str] = "Adapter"
     """What reports call the method: the name of the class, unless the class itself sets it."""
+    version: ClassVar[int] = 1
+    """Raised when the same options, or other defaults of the same preset, give other numbers. Results of the bench are
+    then run again."""
     presets: ClassVar[dict[str, dict[str, Any]]] = {}
     """Options that differ from the defaults, which are those of CIFAR-10, by benchmark."""
     policy: Policy = policies.batch()

@@ -65,6 +65,8 @@ class Corruption:
     """Constants for 224 px (ImageNet-C)."""
     uses_frost: bool = False
     """Whether it mixes in the photographs of frost, see ``corrupt``."""
+    version: int = 1
+    """Raised when the same seed gives other images; results of the bench are then run again."""
 
     def level(self, severity: int, size: int) -> Level:
         """Return the constants for images whose shorter side is ``size``.
@@ -88,6 +90,7 @@ def register(
     small: Sequence[Any],
     large: Sequence[Any] | None = None,
     uses_frost: bool = False,
+    version: int = 1,
     replace: bool = False,
 ) -> Callable[[Apply], Apply]:
     """Make ``corrupt(images, name, severity)`` apply the decorated function.
@@ -98,6 +101,7 @@ def register(
         small: its constants for images of 32 px: one number or tuple for each of the five severities.
         large: those for 224 px; by default the same.
         uses_frost: see ``Corruption``.
+        version: see ``Corruption``.
         replace: take the place of an earlier corruption of that name.
     """
 
@@ -105,7 +109,7 @@ def register(
         constants = _levels(small), _levels(small if large is None else large)
         if {len(levels) for levels in constants} != {5}:
             raise ValueError(f"corruption {name!r} needs constants for five severities.")
-        _registry.register(name, Corruption(name, group, function, *constants, uses_frost), replace=replace)
+        _registry.register(name, Corruption(name, group, function, *constants, uses_frost, version), replace=replace)
         return function
 
     return add
