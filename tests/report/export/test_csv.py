@@ -8,6 +8,7 @@ import io
 import pytest
 
 from medbn.report import FORMATS, Document
+from medbn.report.document import Measure, Section, Table
 from tests.report.documents import BOTH, demo, measures
 
 
@@ -47,3 +48,18 @@ def test_each_number_has_its_labels() -> None:
     ]
     curve = [row for row in rows if row["kind"] == "curves" and row["label_1"] == "40"]
     assert {row["column"]: row["value"] for row in curve}["MedBN, published"] == "33.1"
+
+
+@pytest.mark.parametrize("text", ["=1+1", "+1", "-1", "@SUM(A1)", "\t=1", "\r=1", "\n=1"])
+def test_text_that_a_spreadsheet_would_run_is_quoted(text) -> None:
+    table = Table(text, ["row", text], [[text, Measure(-1.5, -2.0, -1.0, note=text)], ["plain - text", text]])
+    number, other = _rows(Document("", "", [Section(text, [table])]))
+    quoted = f"'{text}"
+    assert [number[name] for name in ("section", "part", "label_1", "column", "note")] == [quoted] * 5
+    assert [number[name] for name in ("value", "low", "high")] == ["-1.5", "-2.0", "-1.0"]
+    assert (other["label_1"], other["value"]) == ("plain - text", quoted)
+
+
+def test_a_carriage_return_stays_within_its_cell() -> None:
+    table = Table("t", ["row", "x"], [["a\r=1", 1.0], ["b", 2.0]])
+    assert [row["label_1"] for row in _rows(Document("", "", [Section("s", [table])]))] == ["a\r=1", "b"]

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import csv as csv_writer
 import io
+from collections.abc import Sequence
 
 from ..document import Document, Measure, Value
 from ..formats import register_format
 from ..tables import as_table, pad
+
+_FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n")
+"""Text that begins with one of these is a formula to some spreadsheets."""
 
 
 @register_format("csv", ".csv")
@@ -20,27 +24,36 @@ def csv(document: Document) -> str:
         if (table := as_table(part)) is not None
     ]
     depth = max((table.labels for _, _, table in tables), default=1)
-    out = io.StringIO()
-    writer = csv_writer.writer(out, lineterminator="\n")
     labels = [f"label_{i + 1}" for i in range(depth)]
-    writer.writerow(["section", "part", "kind", *labels, "column", "value", "low", "high", "count", "note"])
+    lines = [_line(["section", "part", "kind", *labels, "column", "value", "low", "high", "count", "note"])]
     for section, kind, table in tables:
         columns, rows = pad(table)
         for row in rows:
-            names = [_exact(value) for value in row[: table.labels]]
-            names += [""] * (depth - len(names))
+            names = [*row[: table.labels], *[None] * (depth - table.labels)]
             for column, value in zip(columns[table.labels :], row[table.labels :], strict=True):
                 measure = value if isinstance(value, Measure) else Measure(0.0)
-                rest = [_exact(measure.low), _exact(measure.high), _exact(measure.count), measure.note]
-                writer.writerow([section, table.title, kind, *names, column, _exact(value), *rest])
+                rest = [measure.low, measure.high, measure.count, measure.note]
+                lines.append(_line([section, table.title, kind, *names, column, value, *rest]))
     # Many readers stop at a zero byte.
-    return out.getvalue().replace("\x00", "\ufffd")
+    return "".join(lines).replace("\x00", "\ufffd")
+
+
+def _line(cells: Sequence[Value]) -> str:
+    """Return one line. Cells with a carriage return are quoted too, which Python does only where it ends lines."""
+    out = io.StringIO()
+    csv_writer.writer(out, lineterminator="\r\n").writerow(map(_exact, cells))
+    return out.getvalue().removesuffix("\r\n") + "\n"
 
 
 def _exact(value: Value) -> str:
-    """Return a value with every digit, "nan" and "inf" where they are, and "" for None."""
-    if value is None or isinstance(value, str):
-        return value or ""
+    """Return a value with every digit, "nan" and "inf" where they are, and "" for None.
+
+    A text that a spreadsheet would run as a formula begins with an apostrophe, as OWASP recommends.
+    """
+    if isinstance(value, str):
+        return f"'{value}" if value.startswith(_FORMULA) else value
+    if value is None:
+        return ""
     if isinstance(value, bool):
         return "yes" if value else "no"
     bare = value.value if isinstance(value, Measure) else value
