@@ -19,6 +19,8 @@ DEFENCES = ("mean", "median", "image_median")
 """BatchNorm, the paper's estimator and ours."""
 SWEEPS = {"malicious": "malicious images per batch", "batch_size": "images per batch, a fifth of them malicious"}
 """Axes along which the sizes of a batch vary, each with its description."""
+SMOKE_SUFFIX = " (smoke)"
+"""The end of the name of a recipe's short form, by which a stored run is known to be one."""
 AXES = ("method", "corruption", *SWEEPS, "epsilon", "knowledge", "gradient")
 DIGITS = Setting("digits", "resnet-small", weights="shipped", clean="digits", frost="synthetic")
 """Data and model that ship with the package."""
@@ -195,7 +197,7 @@ class Recipe:
         quick = tuple(dict.fromkeys(replace(attack, steps=2, step_size=0.1) for attack in self.attacks))
         return replace(
             self,
-            name=f"{self.name} (smoke)",
+            name=f"{self.name}{SMOKE_SUFFIX}",
             settings=tuple(settings),
             attacks=quick,
             corruptions=("contrast",),

@@ -12,6 +12,7 @@ from .._errors import unknown_name
 from . import intervals
 from .cell import Cell
 from .intervals import Interval
+from .recipe import SMOKE_SUFFIX
 from .store import Run, Store, StoredCell
 
 
@@ -37,6 +38,11 @@ class Results:
     recipe: dict[str, Any]
     runs: list[Run]
     cells: list[Result]
+
+    @property
+    def is_smoke(self) -> bool:
+        """Whether the recipe is the short form of one, whose numbers prove nothing."""
+        return str(self.recipe["name"]).endswith(SMOKE_SUFFIX)
 
     # --- selections ---------------------------------------------------------------------------------------------------
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from medbn.bench import Recipe, Store, recipes
-from medbn.report import build
+from medbn.report import FORMATS, build
 from tests.report.stores import fill, keep_batches, set_wrong
 
 
@@ -54,3 +54,17 @@ def test_a_run_that_ended_is_complete(tmp_path, recipe):
 def test_a_targeted_attack_is_summed_up_by_its_success(report):
     document, _ = report("targeted-instant", data=["cifar10-c"], methods=["tebn"], limit=1)
     assert "100 % with BatchNorm, 50 % with MedBN" in document.lead
+
+
+def test_a_smoke_run_says_first_that_it_proves_nothing(tmp_path, recipe):
+    fill(tmp_path / "x.db", recipe.smoke())
+    fill(tmp_path / "y.db", recipe)
+    with Store(tmp_path / "x.db") as store:
+        smoke = build(store)
+    with Store(tmp_path / "y.db") as store:
+        assert "smoke" not in build(store).lead
+    assert "prove nothing" in smoke.lead.split("\n\n")[0]
+    assert all("prove nothing" in FORMATS.get(name).write(smoke) for name in ("html", "markdown", "latex", "json"))
+    fill(tmp_path / "y.db", recipe.smoke())
+    with Store(tmp_path / "y.db") as store:
+        assert "(indiscriminate-instant (smoke))" in build(store).lead

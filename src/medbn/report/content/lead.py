@@ -1,12 +1,25 @@
-"""The first sentence of a report: what the attacks do to each estimator."""
+"""The first sentences of a report: what the attacks do to each estimator, and whether it was a smoke run."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from ...bench import Results
 from .labels import estimator_label
 from .panels import Panel, split_into_panels
+
+
+def smoke_warning(several: Sequence[Results]) -> str:
+    """Return the paragraph that a page begins with if it shows the short form of a recipe, else ""."""
+    names = [results.recipe["name"] for results in several if results.is_smoke]
+    if not names:
+        return ""
+    which = f" ({', '.join(names)})" if len(names) < len(several) else ""
+    return (
+        f"This is a smoke run{which}: it checks that the machinery works, with few images and weak attacks. Its numbers"
+        " prove nothing about any defence."
+    )
 
 
 def lead(results: Results) -> str:

@@ -13,7 +13,7 @@ from .gallery import gallery_parts
 from .headline import headline_parts
 from .heatmaps import heatmap_parts
 from .labels import estimator_about, estimator_label, order_estimators
-from .lead import lead
+from .lead import lead, smoke_warning
 from .panels import split_into_panels
 from .paper import paper_parts
 from .sweeps import sweep_parts
@@ -35,6 +35,7 @@ def build(store: Store, names: Sequence[str] | None = None) -> Document:
     sections = [section for results in recipes for section in _sections(results, store, several)]
     title = f"{len(recipes)} experiments" if several else recipes[0].recipe["name"]
     first = "Each experiment has its tables, its figures and the commands that ran it." if several else lead(recipes[0])
+    first = "\n\n".join(filter(None, [smoke_warning(recipes), first]))
     return Document(f"medbn: {title}", first, sections, series)
 
 

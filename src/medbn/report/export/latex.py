@@ -85,9 +85,9 @@ _SPECIAL = {
 def latex(document: Document) -> str:
     """Return the tables of a document, and its figures as tables of their numbers.
 
-    Each is a ``table`` environment in the style of booktabs. Headings, facts and commands are comments.
+    Each is a ``table`` environment in the style of booktabs. The lead, headings, facts and commands are comments.
     """
-    lines, tables = [_HEAD, *_comment(document.title)], 0
+    lines, tables = [_HEAD, *_comment(document.title), *_comment(document.lead)], 0
     for section in document.sections:
         lines += ["", *_comment(f"{section.title} ".ljust(80, "-"))]
         for part in section.parts:
