@@ -30,23 +30,18 @@ def isolate(x: Tensor, never: Tensor | None = None) -> tuple[Tensor, Tensor | No
 
     The mask is None if all images are finite. Images in the mask ``never`` are left as they are.
     """
-    values, axes = x.detach(), list(range(1, x.dim()))
-    finite = values.amax(axes).isfinite() & values.amin(axes).isfinite()
+    finite = kernels.finite_images(x.detach())
     if never is not None:
         finite = finite | never
     if _is_known_all_true(finite):
         return x, None
     # Not masked_fill, which would make channels_last contiguous.
-    return torch.where(_view_per_image(finite, x), x, 0.0), finite
+    return torch.where(kernels.view_per_image(finite, x), x, 0.0), finite
 
 
 def mask_isolated(y: Tensor, finite: Tensor | None) -> Tensor:
     """Return the output with NaN for isolated images, into which no gradient flows."""
-    return y if finite is None else torch.where(_view_per_image(finite, y), y, torch.nan)
-
-
-def _view_per_image(mask: Tensor, x: Tensor) -> Tensor:
-    return mask.view(-1, *[1] * (x.dim() - 1))
+    return y if finite is None else torch.where(kernels.view_per_image(finite, y), y, torch.nan)
 
 
 def _is_known_all_true(mask: Tensor) -> bool:

@@ -59,9 +59,9 @@ class Registry(Generic[T]):
         return add if value is None else add(value)
 
     def register_class(self, name: str, *, replace: bool = False) -> Callable[[Value], Value]:
-        """Return a decorator that registers a class and tells it its name.
+        """Return a decorator that registers a class and sets its attribute ``name``.
 
-        The class gets the attribute ``name`` and, unless its body sets one, a ``label``, which is what a report writes.
+        Unless its body sets a ``label``, what a report calls it, the class gets that attribute too.
         """
         self.check_name(name)
 

@@ -215,7 +215,7 @@ def mean(x: Tensor, valid: Tensor | None = None) -> tuple[Tensor, Tensor]:
     A single image can move both without bound. From about |x| = 1e19 on, where squares overflow, some of torch's CUDA
     kernels return NaN for the whole batch.
     """
-    counted = x if valid is None else torch.where(valid.view(-1, *[1] * (x.dim() - 1)), x, 0.0)
+    counted = x if valid is None else torch.where(kernels.view_per_image(valid, x), x, 0.0)
     axes = [axis for axis in range(x.dim()) if axis != 1]
     images = x.shape[0] if valid is None else valid.sum().clamp(min=1)
     centre = counted.sum(dim=axes, dtype=kernels.working_dtype(x)) / (images * x[0, 0].numel())
@@ -250,11 +250,7 @@ def image_median(x: Tensor, valid: Tensor | None = None) -> tuple[Tensor, Tensor
     images. These medians average the two middle values, because the lower median is biased when there are few images.
     B = 1 is instance normalisation; H·W = 1 is ``mad_scaled`` with this median.
     """
-    means, within = kernels.image_moments(x)
-    within = within.masked_fill(means.isinf(), torch.inf)  # not NaN, which would spread from one image to the median
-    centre = kernels.middle_over_images(means, valid)
-    between = MAD_TO_SIGMA * kernels.middle_over_images((means - centre).abs(), valid)
-    return centre, kernels.middle_over_images(within, valid) + between.square()
+    return kernels.medians_over_images(x, lambda values: kernels.middle_over_images(values, valid))
 
 
 @register("mad", kernel="mad", label="MAD", about="the median, and the squared median absolute deviation (appendix H)")

@@ -87,7 +87,7 @@ class Smooth:
     def __call__(self, x: Tensor, valid: Tensor | None) -> tuple[Tensor, Tensor]:
         """Return a centre and a variance per channel."""
         if self.kernel == "image_median":
-            return self._image_median(x, valid)
+            return kernels.medians_over_images(x, lambda values: self._soft_median_over_images(values, valid))
         return self._median(x, valid) if self.kernel == "median" else self._mad(x, valid)
 
     def _median(self, x: Tensor, valid: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -97,21 +97,15 @@ class Smooth:
         return centre, kernels.square_deviation(x, centre, valid)
 
     def _mad(self, x: Tensor, valid: Tensor | None) -> tuple[Tensor, Tensor]:
-        shape = (1, -1, *[1] * (x.dim() - 2))
         with torch.no_grad():
             middle, _ = kernels.median_statistics(x.detach(), valid)
-            mad, _ = kernels.median_statistics((x.detach() - middle.view(shape)).abs(), valid)
+            mad, _ = kernels.median_statistics((x.detach() - kernels.view_per_channel(middle, x)).abs(), valid)
             sigma = MAD_TO_SIGMA * mad
         centre = kernels.soft_median(x, middle, sigma, valid, self.temperature)
-        deviation = kernels.soft_median((x - centre.view(shape)).abs(), mad, sigma, valid, self.temperature)
+        deviation = kernels.soft_median(
+            (x - kernels.view_per_channel(centre, x)).abs(), mad, sigma, valid, self.temperature
+        )
         return centre, (deviation if self.kernel == "mad" else MAD_TO_SIGMA * deviation).square()
-
-    def _image_median(self, x: Tensor, valid: Tensor | None) -> tuple[Tensor, Tensor]:
-        means, within = kernels.image_moments(x)
-        within = within.masked_fill(means.isinf(), torch.inf)
-        centre = self._soft_median_over_images(means, valid)
-        between = MAD_TO_SIGMA * self._soft_median_over_images((means - centre).abs(), valid)
-        return centre, self._soft_median_over_images(within, valid) + between.square()
 
     def _soft_median_over_images(self, values: Tensor, valid: Tensor | None) -> Tensor:
         with torch.no_grad():

@@ -128,7 +128,7 @@ class ResumingDownloader:
                     done += len(block)
                     if self.progress:
                         self.progress(done, self._total)
-        if self._total is None:  # without a length, the end of the response is the end; the checksum is the judge
+        if self._total is None:  # no length: the end of the response is taken as the end, and the checksum is verified
             self._total = done
             self._write_note(url)
             if self.progress:

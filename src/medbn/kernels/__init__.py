@@ -5,20 +5,24 @@ chooses between them, and ``selected`` returns its choice. ``operators`` makes o
 ``smooth`` has the gradients of soft medians.
 """
 
+from .c import instruction_sets
 from .dispatch import KERNELS, backward, forward, median_statistics, selected, statistics
 from .operators import norm_operator
 from .reference import (
     MAD_FACTORS,
     MAD_TO_SIGMA,
-    image_moments,
+    finite_images,
     lower_median,
     median_absolute_deviation,
+    medians_over_images,
     middle_over_images,
     mix,
     normalise,
     square_deviation,
     substitute,
     traced,
+    view_per_channel,
+    view_per_image,
     working_dtype,
 )
 from .saved import Saved, Spec
@@ -31,11 +35,13 @@ __all__ = [
     "Saved",
     "Spec",
     "backward",
+    "finite_images",
     "forward",
-    "image_moments",
+    "instruction_sets",
     "lower_median",
     "median_absolute_deviation",
     "median_statistics",
+    "medians_over_images",
     "middle_over_images",
     "mix",
     "norm_operator",
@@ -46,5 +52,7 @@ __all__ = [
     "statistics",
     "substitute",
     "traced",
+    "view_per_channel",
+    "view_per_image",
     "working_dtype",
 ]

@@ -92,7 +92,7 @@ def statistics(x: Tensor, kernel: str, valid: Tensor | None = None) -> tuple[Ten
     if kernel not in (triton if x.is_cuda else c).KERNELS:
         return None
     if valid is not None:  # kernels leave out images that are not finite
-        x = torch.where(valid.view(-1, *[1] * (x.dim() - 1)), x, torch.nan)
+        x = torch.where(reference.view_per_image(valid, x), x, torch.nan)
     if torch.compiler.is_compiling() or selected(x, kernel) == "reference":
         return None
     return triton.statistics(x, kernel) if x.is_cuda else c.statistics(x, kernel)

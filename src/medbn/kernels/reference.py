@@ -8,6 +8,7 @@ one. No value is read on the host, so a GPU is never synchronised.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, cast
 
 import torch
@@ -68,6 +69,17 @@ def _planes(x: Tensor) -> Tensor:
 def _rows(x: Tensor) -> Tensor:
     """Return ``(B, C, *)`` as ``(C, N)``: the values of each channel, in (b, h, w) order."""
     return x.transpose(0, 1).reshape(x.shape[1], -1)
+
+
+def view_per_image(values: Tensor, x: Tensor) -> Tensor:
+    """Return per-image values in a shape that broadcasts against ``x``."""
+    return values.view(-1, *[1] * (x.dim() - 1))
+
+
+def finite_images(x: Tensor) -> Tensor:
+    """Return the ``(B,)`` mask of the images whose values are all finite."""
+    axes = list(range(1, x.dim()))
+    return x.amax(axes).isfinite() & x.amin(axes).isfinite()
 
 
 def _mask(planes: Tensor, valid: Tensor | None) -> Tensor:
@@ -190,13 +202,13 @@ class _SquareDeviation(Function):
         x, centre, valid = ctx.saved_tensors
         deviation = _SquareDeviation.deviation(x, centre, valid)
         slope = 2.0 * grads[0] / _count(deviation, valid)
-        d_x = _product(slope.unsqueeze(1), deviation).to(x.dtype).view(x.shape)
+        d_x = multiply_gradient(slope.unsqueeze(1), deviation).to(x.dtype).view(x.shape)
         return d_x, -slope * deviation.sum(dim=(0, 2)), None
 
 
-def _product(gradient: Tensor, deviation: Tensor) -> Tensor:
+def multiply_gradient(gradient: Tensor, value: Tensor) -> Tensor:
     """Return the product, and 0 where the gradient is 0: deviations of huge values may be infinite."""
-    return torch.where(gradient == 0, 0.0, gradient * deviation)
+    return torch.where(gradient == 0, 0.0, gradient * value)
 
 
 def image_moments(x: Tensor) -> tuple[Tensor, Tensor]:
@@ -204,6 +216,20 @@ def image_moments(x: Tensor) -> tuple[Tensor, Tensor]:
     if _needs_function(x):
         return cast(tuple[Tensor, Tensor], _apply(_ImageMoments, x))
     return _ImageMoments.forward(None, x)
+
+
+def medians_over_images(x: Tensor, median: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor]:
+    """Return the centre and the variance that ``image_median`` takes from each image's own moments.
+
+    Args:
+        x: ``(B, C, *)``.
+        median: returns the median of ``(B, C)`` over images.
+    """
+    means, within = image_moments(x)
+    within = within.masked_fill(means.isinf(), torch.inf)  # not NaN, which would spread from one image to the median
+    centre = median(means)
+    between = MAD_TO_SIGMA * median((means - centre).abs())
+    return centre, median(within) + between.square()
 
 
 class _ImageMoments(Function):
@@ -223,7 +249,7 @@ class _ImageMoments(Function):
         planes = _planes(x).to(d_mean.dtype)
         size = planes.shape[2]
         deviation = planes - planes.mean(dim=2, keepdim=True)
-        d_x = (d_mean.unsqueeze(2) + 2.0 * _product(d_variance.unsqueeze(2), deviation)) / size
+        d_x = (d_mean.unsqueeze(2) + 2.0 * multiply_gradient(d_variance.unsqueeze(2), deviation)) / size
         return d_x.to(x.dtype).view(x.shape)
 
 
@@ -240,12 +266,13 @@ def normalise(
         return cast(Tensor, _apply(_Normalise, x, centre, variance, weight, bias, eps))
     if traced():
         scale = torch.rsqrt(variance + eps) if weight is None else torch.rsqrt(variance + eps) * weight
-        y = (x.to(centre.dtype) - _per_channel(centre, x)) * _per_channel(scale, x)
-        return (y if bias is None else y + _per_channel(bias, x)).to(x.dtype)
+        y = (x.to(centre.dtype) - view_per_channel(centre, x)) * view_per_channel(scale, x)
+        return (y if bias is None else y + view_per_channel(bias, x)).to(x.dtype)
     return _Normalise.forward(None, x, centre, variance, weight, bias, eps)
 
 
-def _per_channel(values: Tensor, x: Tensor) -> Tensor:
+def view_per_channel(values: Tensor, x: Tensor) -> Tensor:
+    """Return per-channel values in a shape that broadcasts against ``x``."""
     return values.view(-1, *[1] * (x.dim() - 2))
 
 
@@ -286,6 +313,22 @@ class _Normalise(Function):
         d_centre, d_variance = -scale * d_bias, -0.5 * scale * inverse_std * d_weight
         needs = ctx.needs_input_grad
         return d_x, d_centre, d_variance, d_weight if needs[3] else None, d_bias if needs[4] else None, None
+
+
+def differentiate_affine(
+    sum_g: Tensor, d_weight: Tensor, inverse_std: Tensor, weight: Tensor | None, batch_weight: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the slope of the affine map, and the gradients of the batch's centre and variance.
+
+    Args:
+        sum_g: ``(C,)``, the sums of the gradient of the output.
+        d_weight: ``(C,)``, the gradient of the weight.
+        inverse_std: 1/√(variance + eps) that the input was normalised with.
+        weight: the affine map's factor, or None.
+        batch_weight: the weight of the batch in the statistics that were used.
+    """
+    scale = inverse_std if weight is None else weight.to(inverse_std.dtype) * inverse_std
+    return scale, -batch_weight * scale * sum_g, -0.5 * batch_weight * scale * inverse_std * d_weight
 
 
 # --- mixing with running statistics ---------------------------------------------------------------------------------

@@ -13,8 +13,16 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from . import c, reference, triton
-from .reference import MAD_FACTORS, MAD_TO_SIGMA
+from . import c, triton
+from .reference import (
+    MAD_FACTORS,
+    MAD_TO_SIGMA,
+    differentiate_affine,
+    multiply_gradient,
+    substitute,
+    view_per_channel,
+    view_per_image,
+)
 from .saved import Saved, Spec
 
 _SQRT_HALF = 0.5**0.5
@@ -33,17 +41,17 @@ def median(x: Tensor, middle: Tensor, sigma: Tensor, valid: Tensor | None, tempe
         temperature: the width of the Gaussian, in units of ``sigma``.
     """
     x = x.to(middle.dtype)
-    axes, shape, tiny = _axes(x), (1, -1, *[1] * (x.dim() - 2)), torch.finfo(x.dtype).tiny
+    axes, tiny = _axes(x), torch.finfo(x.dtype).tiny
     with torch.no_grad():
         scale = temperature * sigma + tiny
-        exponent = -0.5 * ((x - middle.view(shape)) / scale.view(shape)).square()
-        used = ~exponent.isnan() if valid is None else ~exponent.isnan() & valid.view(-1, *[1] * (x.dim() - 1))
+        exponent = -0.5 * ((x - view_per_channel(middle, x)) / view_per_channel(scale, x)).square()
+        used = ~exponent.isnan() if valid is None else ~exponent.isnan() & view_per_image(valid, x)
         exponent = torch.where(used, exponent, -torch.inf)
         # A median that is the mean of two values may be far from both: shift, so that the nearest value has weight 1.
         weights = torch.exp(exponent - exponent.amax(dim=axes, keepdim=True))
         weights = torch.where(used & ~weights.isnan(), weights, 0.0)
         weights = weights / weights.sum(dim=axes, keepdim=True).clamp(min=tiny)
-    return reference.substitute(middle, torch.where(weights > 0, weights * x, 0.0).sum(dim=axes))
+    return substitute(middle, torch.where(weights > 0, weights * x, 0.0).sum(dim=axes))
 
 
 def backward(g: Tensor, x: Tensor, weight: Tensor | None, saved: Saved, spec: Spec) -> tuple[Tensor, Tensor, Tensor]:
@@ -63,7 +71,7 @@ def cpu_backward(
     sum_g, sum_gx = c.reduce(g, x, saved.used_centre)
     inverse_std = saved.inverse_std.double()
     d_weight = inverse_std * sum_gx
-    scale, d_centre, d_variance = _differentiate_affine(sum_g, d_weight, inverse_std, weight, spec.batch_weight)
+    scale, d_centre, d_variance = differentiate_affine(sum_g, d_weight, inverse_std, weight, spec.batch_weight)
     if spec.kernel == "image_median":
         slope, shift = _differentiate_images(d_centre.float(), d_variance.float(), saved, spec, _plane_size(x), None)
         dx = c.combine(g, x, saved.centre, scale.float(), slope, shift)
@@ -84,7 +92,7 @@ def gpu_backward(
         dx, d_weight, sum_g = triton.backward(g, x, weight, elsewhere, spec)
     else:  # with batch weight 0: the affine map's part alone
         dx, d_weight, sum_g = triton.backward(g, x, weight, saved, spec._replace(batch_weight=0.0))
-    _, d_centre, d_variance = _differentiate_affine(sum_g, d_weight, saved.inverse_std, weight, spec.batch_weight)
+    _, d_centre, d_variance = differentiate_affine(sum_g, d_weight, saved.inverse_std, weight, spec.batch_weight)
     if spec.kernel == "median":
         count = (saved.finite_count * _plane_size(x)).clamp(min=1)
         _, d_centre = _differentiate_deviation(d_centre, d_variance, saved, count)
@@ -96,20 +104,12 @@ def gpu_backward(
     return dx, d_weight, sum_g
 
 
-def _differentiate_affine(
-    sum_g: Tensor, d_weight: Tensor, inverse_std: Tensor, weight: Tensor | None, batch_weight: float
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the slope of the affine map, and the gradients of the batch's centre and variance."""
-    scale = inverse_std if weight is None else weight.to(inverse_std.dtype) * inverse_std
-    return scale, -batch_weight * scale * sum_g, -0.5 * batch_weight * scale * inverse_std * d_weight
-
-
 def _differentiate_deviation(
     d_centre: Tensor, d_variance: Tensor, saved: Saved, count: Tensor | int
 ) -> tuple[Tensor, Tensor]:
     """Return the slope of a mean squared deviation in x − centre, and the whole gradient of the centre."""
     slope = 2.0 * d_variance / count
-    return slope, d_centre - _product(slope, saved.deviation_sum.to(slope.dtype))
+    return slope, d_centre - multiply_gradient(slope, saved.deviation_sum.to(slope.dtype))
 
 
 def _add_median(dx: Tensor, x: Tensor, d_centre: Tensor, saved: Saved, spec: Spec) -> None:
@@ -125,12 +125,12 @@ def _add_mad(dx: Tensor, x: Tensor, d_centre: Tensor, d_variance: Tensor, saved:
     inverse = _invert_scale(MAD_TO_SIGMA * mad, spec)
     distance = _compute_distances(x, saved, inverse)
     scaled_mad = (mad * inverse).nan_to_num_(0.0)
-    near = _gauss_(torch.abs(distance, out=torch.empty_like(distance)).sub_(_per_channel(scaled_mad, x)))
+    near = _gauss_(torch.abs(distance, out=torch.empty_like(distance)).sub_(view_per_channel(scaled_mad, x)))
     total = near.sum(dim=_axes(x))
     near.copysign_(distance).masked_fill_(distance == 0, 0.0)  # times the sign, without a tensor of signs
-    d_each = _zero_nonfinite(_product(d_variance, 2.0 * MAD_FACTORS[spec.kernel] * mad) / total)
+    d_each = _zero_nonfinite(multiply_gradient(d_variance, 2.0 * MAD_FACTORS[spec.kernel] * mad) / total)
     d_centre = d_centre - d_each * near.sum(dim=_axes(x))  # deviations fall where the centre rises
-    dx.addcmul_(near, _per_channel(d_each, x))
+    dx.addcmul_(near, view_per_channel(d_each, x))
     del near
     _distribute(dx, _gauss_(distance), d_centre)
 
@@ -141,9 +141,9 @@ def _add_images(dx: Tensor, x: Tensor, d_centre: Tensor, d_variance: Tensor, sav
     valid = saved.finite.bool()
     slope, shift = _differentiate_images(d_centre, d_variance, saved, spec, _plane_size(x), valid)
     shape = (*slope.shape, *[1] * (x.dim() - 2))
-    shift = _zero_nonfinite(shift - _product(slope, saved.centre.expand_as(slope)))
+    shift = _zero_nonfinite(shift - multiply_gradient(slope, saved.centre.expand_as(slope)))
     added = torch.addcmul(shift.view(shape), x, slope.view(shape), out=torch.empty_like(x, dtype=slope.dtype))
-    dx.add_(added.masked_fill_(~_per_image(valid, x), 0.0))
+    dx.add_(added.masked_fill_(~view_per_image(valid, x), 0.0))
 
 
 def _differentiate_images(
@@ -168,11 +168,11 @@ def _differentiate_images(
     if valid is not None:
         exponent.masked_fill_(~valid.view(1, -1, 1), -torch.inf)
     mean_weights, variance_weights, mad_weights = torch.softmax(exponent, dim=1).nan_to_num_(0.0)
-    d_mad = _product(d_variance, 2.0 * MAD_TO_SIGMA**2 * medians[2, 0])
+    d_mad = multiply_gradient(d_variance, 2.0 * MAD_TO_SIGMA**2 * medians[2, 0])
     d_offsets = _zero_nonfinite(d_mad * mad_weights * torch.sign(offsets))
     d_means = mean_weights * _zero_nonfinite(d_centre - d_offsets.sum(dim=0)) + d_offsets
     slope = variance_weights * _zero_nonfinite(2.0 * d_variance / size)
-    return slope, d_means / size - _product(slope, offsets.clamp_(-largest, largest))
+    return slope, d_means / size - multiply_gradient(slope, offsets.clamp_(-largest, largest))
 
 
 # --- passes over the activation ---------------------------------------------------------------------------------------
@@ -180,10 +180,10 @@ def _differentiate_images(
 
 def _compute_distances(x: Tensor, saved: Saved, inverse: Tensor) -> Tensor:
     """Return (x − centre) / (√2 · scale) of each value, in float32; infinite in images that are not finite."""
-    distance = torch.sub(x, _per_channel(saved.centre, x), out=torch.empty_like(x, dtype=torch.float32))
+    distance = torch.sub(x, view_per_channel(saved.centre, x), out=torch.empty_like(x, dtype=torch.float32))
     if saved.finite is not None:
-        distance.masked_fill_(_per_image(saved.finite == 0, x), torch.inf)
-    return distance.mul_(_per_channel(inverse, x))
+        distance.masked_fill_(view_per_image(saved.finite == 0, x), torch.inf)
+    return distance.mul_(view_per_channel(inverse, x))
 
 
 def _invert_scale(sigma: Tensor, spec: Spec) -> Tensor:
@@ -199,25 +199,12 @@ def _gauss_(distance: Tensor) -> Tensor:
 
 def _distribute(dx: Tensor, weights: Tensor, amount: Tensor) -> None:
     """Add each channel's amount to its values, in proportion to their weights."""
-    dx.addcmul_(weights, _per_channel(_zero_nonfinite(amount / weights.sum(dim=_axes(dx))), dx))
-
-
-def _product(gradient: Tensor, value: Tensor) -> Tensor:
-    """Return the product, and 0 where the gradient is 0, even if the value is infinite."""
-    return torch.where(gradient == 0, 0.0, gradient * value)
+    dx.addcmul_(weights, view_per_channel(_zero_nonfinite(amount / weights.sum(dim=_axes(dx))), dx))
 
 
 def _zero_nonfinite(coefficient: Tensor) -> Tensor:
     """Return the coefficient with 0 where it is not finite, so that no gradient flows there."""
     return coefficient.nan_to_num(0.0, 0.0, 0.0)
-
-
-def _per_channel(values: Tensor, x: Tensor) -> Tensor:
-    return values.view(1, -1, *[1] * (x.dim() - 2))
-
-
-def _per_image(mask: Tensor, x: Tensor) -> Tensor:
-    return mask.view(-1, *[1] * (x.dim() - 1))
 
 
 def _axes(x: Tensor) -> list[int]:

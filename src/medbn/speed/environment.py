@@ -10,8 +10,7 @@ from typing import Any
 import torch
 
 from .. import kernels
-from .._environment import device_name, package_version
-from ..kernels import c
+from .._environment import device_name, package_version, versions
 from .measurement import KERNELS_VARIABLE
 from .settings import DTYPES, Settings
 
@@ -21,10 +20,8 @@ def describe_environment(settings: Settings) -> dict[str, Any]:
     x = torch.zeros(2, 2, 2, 2, device=settings.device, dtype=DTYPES[settings.dtype])
     facts: dict[str, Any] = {
         "device": device_name(settings.device),
+        **versions(),
         "platform": platform.platform(),
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "threads": torch.get_num_threads(),
         "load": [round(load, 2) for load in os.getloadavg()] if hasattr(os, "getloadavg") else [],
         "paths": {name: kernels.selected(x, name) for name in settings.robust},
     }
@@ -38,5 +35,5 @@ def describe_environment(settings: Settings) -> dict[str, Any]:
             warnings.simplefilter("ignore")
             facts["tf32_convolutions"] = torch.backends.cudnn.allow_tf32
     else:
-        facts["instructions"] = (c.instruction_sets() or ("none",))[-1]
+        facts["instructions"] = (kernels.instruction_sets() or ("none",))[-1]
     return facts

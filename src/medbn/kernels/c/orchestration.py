@@ -2,7 +2,7 @@
 
 With y = w · (x − c) · r + b and r = 1/√(v + eps), the gradient of the input is
 
-    dx = w · r · g  +  slope · (x − centre) + shift  +  something at the elements that the medians are taken from.
+    dx = w · r · g  +  slope · (x − centre) + shift  +  a summand at the elements that the medians are taken from.
 
 The median's forward and backward pass are one C call each. Medians over images take C passes for the moments of images,
 the normalisation, the sums and the gradient, and torch in between. Images that are not finite take no part: where there
@@ -16,7 +16,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from ..reference import MAD_TO_SIGMA, mix
+from ..reference import MAD_TO_SIGMA, differentiate_affine, finite_images, mix
 from ..saved import Saved, Spec, shapes
 from . import binding
 
@@ -62,9 +62,7 @@ def backward(g: Tensor, x: Tensor, weight: Tensor | None, saved: Saved, spec: Sp
     sum_g, sum_gx = binding.reduce(g, x, saved.used_centre)
     inverse_std = saved.inverse_std.double()
     d_weight = inverse_std * sum_gx
-    scale = inverse_std if weight is None else weight.double() * inverse_std
-    d_centre = -spec.batch_weight * scale * sum_g
-    d_variance = -0.5 * spec.batch_weight * scale * inverse_std * d_weight
+    scale, d_centre, d_variance = differentiate_affine(sum_g, d_weight, inverse_std, weight, spec.batch_weight)
     slope, shift = _image_coefficients(d_centre, d_variance, saved, x.numel() // saved.image_means.numel())
     return binding.combine(g, x, saved.centre, scale.float(), slope, shift), d_weight.float(), sum_g.float()
 
@@ -74,7 +72,7 @@ def statistics(x: Tensor, kernel: str) -> tuple[Tensor, Tensor]:
     results = _median_statistics(x) if kernel == "median" else _image_statistics(x)
     if results is not None:
         return results[0], results[1]
-    others = x[_finite_images(x)].contiguous()
+    others = x[finite_images(x)].contiguous()
     if len(others):
         return statistics(others, kernel)
     empty = torch.full((2, x.shape[1]), torch.nan)
@@ -111,7 +109,7 @@ def _image_statistics(x: Tensor) -> tuple[Tensor, ...] | None:
     """
     means, variances = binding.image_moments(x)
     # An image of huge values may have an infinite variance: it is finite nevertheless.
-    if not bool(means.isfinite().all() and variances.isfinite().all()) and not bool(_finite_images(x).all()):
+    if not bool(means.isfinite().all() and variances.isfinite().all()) and not bool(finite_images(x).all()):
         return None
     centre, *mean_images = _middle_of_images(means)
     inner, *variance_images = _middle_of_images(variances)
@@ -186,17 +184,11 @@ def _image_of_rank(values: Tensor, value: Tensor, position: Tensor, rank: int) -
 # --- images that are not finite ---------------------------------------------------------------------------------------
 
 
-def _finite_images(x: Tensor) -> Tensor:
-    """Return the ``(B,)`` mask of the images whose values are all finite."""
-    axes = list(range(1, x.dim()))
-    return x.amax(axes).isfinite() & x.amin(axes).isfinite()
-
-
 def _isolated_forward(
     x: Tensor, weight: Tensor | None, bias: Tensor | None, running: tuple[Tensor, Tensor] | None, spec: Spec
 ) -> tuple[Tensor, Saved]:
     """Normalise the finite images alone; the output of the others is NaN."""
-    finite = _finite_images(x)
+    finite = finite_images(x)
     others = x[finite].contiguous()
     y = torch.full_like(x, torch.nan)
     if len(others):

@@ -2,7 +2,7 @@
 
 With y = w · (x − c) · r + b and r = 1/√(v + eps), the gradient of the input is
 
-    dx = w · r · g  +  slope · (x − centre) + shift  +  something at the median, and at the value that the MAD is of.
+    dx = w · r · g  +  slope · (x − centre) + shift  +  a summand at the median, and at the value that the MAD is of.
 
 ``reduce`` reads g and x and sums g and g · (x − c), which are the gradients of bias and weight, up to r. ``combine``
 makes the coefficients of these sums, reads g and x (for the MAD, g alone) and writes dx. Where one program can hold a

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from markupsafe import Markup
 
 from ..values import format_value
-from .labels import LETTER, Box
+from .label_placement import LETTER, Box
 from .markup import element
 
 

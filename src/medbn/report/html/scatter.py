@@ -12,7 +12,7 @@ from ..document import Point, Scatter
 from ..values import finite_number, format_full, interval_ends
 from .axes import Frame, percent_ticks
 from .chart import chart, empty_chart, extent, line_swatch, path
-from .labels import Box, overlap, place_labels
+from .label_placement import Box, overlap, place_labels
 from .markup import element
 from .palette import Palette, draw_mark, draw_swatch
 

@@ -1,4 +1,4 @@
-"""Places for the labels beside the points of a figure."""
+"""Where the labels beside the points of a figure are placed."""
 
 from __future__ import annotations
 
