@@ -78,11 +78,11 @@ def test_the_page_lists_every_part_of_the_package_once():
 def test_a_part_imports_only_earlier_ones(part):
     earlier = set(order()[: order().index(part)])
     back = [
-        f"{file.relative_to(ROOT)}:{found.line} imports {'.'.join(found.path)}"
+        f"{file.relative_to(ROOT)}:{one.line} imports {'.'.join(one.path)}"
         for file in FILES
         if part_of(file) == part
-        for found in imports(file)
-        if found.path[0] != part and found.path[0] not in earlier
+        for one in imports(file)
+        if one.path[0] != part and one.path[0] not in earlier
     ]
     assert not back, "\n".join(back)
 
@@ -92,34 +92,29 @@ def test_other_folders_are_entered_by_their_front_door(file):
     """What another folder's ``__init__`` does not export is that folder's own."""
     own = part_of(file)
     beyond = []
-    for found in imports(file):
-        if found.path[0] == own or (file.parent == PACKAGE and file.stem in ABOVE):
+    for one in imports(file):
+        if one.path[0] == own or (file.parent == PACKAGE and file.stem in ABOVE):
             continue
-        inside = [part for part in found.path[1:] if part.startswith("_") and part != "__version__"]
-        folder = (PACKAGE / found.path[0]).is_dir()
+        private = [part for part in one.path[1:] if part.startswith("_") and part != "__version__"]
         # `from ..bench import Cell` is the door; `from ..bench.cell import Cell` is not.
-        reaches = (
-            folder and len(found.path) > 2 and is_module(found.path[:2]) and found.path[:2] not in public_modules()
-        )
-        if inside or reaches:
-            beyond.append(f"line {found.line}: {'.'.join(found.path)}")
+        enters = (PACKAGE / one.path[0]).is_dir() and len(one.path) > 1
+        if private or (enters and one.path[1] not in exports(one.path[0])):
+            beyond.append(f"line {one.line}: {'.'.join(one.path)}")
     assert not beyond, "\n".join(beyond)
 
 
 @cache
-def public_modules() -> frozenset[tuple[str, ...]]:
-    """Modules of folders that the folder's ``__init__`` lists in ``__all__``, such as ``attacks.objectives``."""
-    public = set()
-    for door in PACKAGE.glob("*/__init__.py"):
-        for node in ast.parse(door.read_text(encoding="utf-8")).body:
-            if isinstance(node, ast.Assign) and getattr(node.targets[0], "id", "") == "__all__":
-                public |= {(door.parent.name, name) for name in ast.literal_eval(node.value)}
-    return frozenset(path for path in public if is_module(path))
+def exports(folder: str) -> frozenset[str]:
+    """The names that a folder's ``__init__`` lists in ``__all__``."""
+    for node in ast.parse((PACKAGE / folder / "__init__.py").read_text(encoding="utf-8")).body:
+        if isinstance(node, ast.Assign) and getattr(node.targets[0], "id", "") == "__all__":
+            return frozenset(ast.literal_eval(node.value))
+    raise AssertionError(f"medbn.{folder} has no __all__")
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: str(file.relative_to(PACKAGE)))
 def test_no_module_uses_private_names_of_another(file):
-    modules = {found.bound for found in imports(file) if is_module(found.path)}
+    modules = {one.bound for one in imports(file) if is_module(one.path)}
     private = [
         f"line {node.lineno}: {node.value.id}.{node.attr}"
         for node in ast.walk(ast.parse(file.read_text(encoding="utf-8")))
@@ -130,9 +125,9 @@ def test_no_module_uses_private_names_of_another(file):
         and not node.attr.startswith("__")
     ]
     private += [
-        f"line {found.line}: {'.'.join(found.path)}"
-        for found in imports(file)
-        if found.path[-1].startswith("_") and not found.path[-1].startswith("__") and not is_module(found.path)
+        f"line {one.line}: {'.'.join(one.path)}"
+        for one in imports(file)
+        if one.path[-1].startswith("_") and not one.path[-1].startswith("__") and not is_module(one.path)
     ]
     assert not private, "\n".join(private)
 
