@@ -42,6 +42,8 @@ objective = "indiscriminate"
 gradient = "straight_through"
 steps = 15
 step_size = 0.02
+[options.sotta]
+statistics = "batch"
 """
 # Wrong benign predictions of 160 without attack; the loss under attack, and its relative tolerance.
 GOLDEN = {

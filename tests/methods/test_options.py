@@ -19,7 +19,7 @@ import medbn
         ("sar", "cifar10", {"margin": 0.4, "rho": 0.05, "recovery": 0.0, "average": 0.9}),
         ("sar", "cifar100", {"recovery": 0.0}),
         ("sar", "imagenet", {"recovery": 0.2}),
-        ("sotta", "cifar10", {"capacity": 64, "confidence": 0.99, "momentum": 0.2, "statistics": "batch"}),
+        ("sotta", "cifar10", {"capacity": 64, "confidence": 0.99, "momentum": 0.2, "statistics": "both"}),
         ("sotta", "cifar100", {"confidence": 0.66}),
         ("sotta", "imagenet", {"confidence": 0.33}),
         ("sema", "cifar10", {"momentum": 0.2}),
@@ -53,7 +53,7 @@ def test_wrong_names_list_the_right_ones(model):
         medbn.adapt(model, "tent", predict="later")
     with pytest.raises(ValueError, match=r"adamm.*adam, sgd"):
         medbn.adapt(model, "tent", optimizer="adamm")
-    with pytest.raises(ValueError, match=r"mine.*batch, memory"):
+    with pytest.raises(ValueError, match=r"mine.*batch, both, memory"):
         medbn.adapt(model, "sotta", statistics="mine")
     with pytest.raises(ValueError, match=r"steps.*0"):
         medbn.adapt(model, "tent", steps=0)

@@ -329,7 +329,7 @@ def test_sotta_replaces_images_at_random_but_repeatably():
     assert not torch.equal(run(1), run(2))
 
 
-@pytest.mark.parametrize("rule", ["batch", "memory"])
+@pytest.mark.parametrize("rule", ["batch", "memory", "both"])
 def test_sotta_s_averages_and_predictions(rule):
     """One layer; whose statistics enter the average, and which normalise a batch."""
     bn = OneLayer().bn
@@ -339,10 +339,16 @@ def test_sotta_s_averages_and_predictions(rule):
     for x in stream():
         logits = ((x - mean) / (var + 1e-5).sqrt() * bn.weight + bn.bias).detach()
         batch = 0.8 * mean + 0.2 * x.mean(0), 0.8 * var + 0.2 * x.var(0, correction=0)
+        before = mean, var
         memory += [image for image, p in zip(x, logits.softmax(1), strict=True) if p.max() >= 0.5]
         if rule == "batch":
             mean, var = batch
             expected = (x - mean) / (var + 1e-5).sqrt() * bn.weight + bn.bias
+        elif rule == "both":
+            expected = (x - batch[0]) / (batch[1] + 1e-5).sqrt() * bn.weight + bn.bias
+            stored = torch.stack(memory)
+            parts = (stored.mean(0), stored.var(0, correction=0)), (x.mean(0), x.var(0, correction=0))
+            mean, var = (0.512 * old + 0.288 * m + 0.2 * b for old, m, b in zip(before, *parts, strict=True))
         else:
             expected = logits
             stored = torch.stack(memory)
@@ -353,9 +359,22 @@ def test_sotta_s_averages_and_predictions(rule):
         torch.testing.assert_close(tta.memory["images"]["0"], torch.stack(memory))
 
 
+def test_sotta_predicts_after_the_update_with_both_statistics():
+    """The authors' loop: 0.512 of the average before, 0.288 of the memory and 0.2 of the batch."""
+    bn, x = OneLayer().bn, stream()[0]
+    options = {"confidence": 0.5, "frozen": [], "lr": 0.0, "statistics": "both", "predict": "after"}
+    tta = medbn.adapt(OneLayer(), "sotta", "mean", **options)
+    logits = tta(x)
+    memory = tta.memory["images"]["0"]
+    mean = 0.512 * bn.running_mean + 0.288 * memory.mean(0) + 0.2 * x.mean(0)
+    var = 0.512 * bn.running_var + 0.288 * memory.var(0, correction=0) + 0.2 * x.var(0, correction=0)
+    torch.testing.assert_close(logits, ((x - mean) / (var + 1e-5).sqrt() * bn.weight + bn.bias).detach())
+
+
 def test_sotta_learns_by_sam_on_the_whole_memory():
     lr, rho = 0.5, 0.3
-    tta = medbn.adapt(OneLayer(), "sotta", "mean", confidence=0.5, frozen=[], optimizer="sgd", lr=lr, rho=rho)
+    options = {"confidence": 0.5, "frozen": [], "optimizer": "sgd", "lr": lr, "rho": rho}
+    tta = medbn.adapt(OneLayer(), "sotta", "mean", statistics="batch", **options)
     bn, x = OneLayer().bn, stream()[0]
     gamma, beta = (p.detach().clone().requires_grad_() for p in (bn.weight, bn.bias))
     tta(x)

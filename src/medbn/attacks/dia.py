@@ -65,6 +65,10 @@ class DIA:
 
     A variant overrides one of ``initialise``, ``evaluate`` and ``ascend``. It is a frozen dataclass if it has options.
 
+    From grey images, medians tie: every pixel of a channel is equal. Our median's gradient goes to the first of equal
+    values. Another implementation may choose another one, and then crafts other images (of 7,680 pixels 3,503 differed
+    after the first step) with about the same objective in the end.
+
     Line 7 of the algorithm as printed descends; eq. 4-6 ask for the maximum, so this ascends.
     """
 

@@ -11,7 +11,8 @@ Attributes of the class:
     ``presets``: options that differ from their defaults, by benchmark.
     ``version``: raised when the method's numbers change.
     ``policy``: which statistics the layers normalise with.
-    ``adapts``, ``needs_source_images``, ``undo_failed_updates``, ``surrogate_from_policies``: see below.
+    ``adapts``, ``needs_source_images``, ``undo_failed_updates``, ``commits_in_update``,
+    ``surrogate_from_policies``: see below.
 
 Methods of Adapter:
     ``policy_for(layer)``: the policy of one layer, where layers differ.
@@ -87,6 +88,8 @@ class Adapter(Stateful):
     undo_failed_updates: bool = False
     """Whether ``update`` runs the model after it has changed something. Then a failure in it is undone, which costs a
     copy of the state per batch."""
+    commits_in_update: bool = False
+    """Whether ``update`` commits statistics besides the batch's own, which are then committed on top of those."""
     surrogate_from_policies: ClassVar[bool] = False
     """Whether the layers' estimators and policies alone decide what a surrogate computes; see ``surrogate_key``.
     Subclasses do not inherit it, because they may change what decides."""
@@ -253,6 +256,8 @@ class Adapter(Stateful):
                 output = self.run_model(inputs)
         else:
             return self.run_model(inputs), None
+        if self.commits_in_update:  # gathering reads the averages, which the update is about to change
+            return output, lambda policy: gather()(policy)
         return output, gather()
 
     def _count_images(self, inputs: Inputs, output: Any) -> int:
@@ -347,7 +352,8 @@ class Adapter(Stateful):
             of: ``"now"``, the adapter as it is at this moment (white box), or ``"source"``, as it was at the start.
             temperature: how soft ``"smooth"`` is.
             unroll: 1 to predict with the parameters after one step of the method on the batch, and to differentiate
-                through that step too; filters and SAM's perturbation are constants. 0 to leave the step out.
+                through that step too; filters, ETA's weights and SAM's perturbation are constants. 0 to leave the step
+                out.
 
         The function keeps the parameters, averages and memory of this moment, whatever the adapter does afterwards.
         They are in place during its forward pass only: switch activation checkpointing off, which runs layers again

@@ -19,9 +19,9 @@ from .learner import Learner
 class ETA(Learner):
     """Minimises the mean of exp(E₀ − E(x)) · E(x) over the samples that are reliable and not redundant.
 
-    E(x) is the entropy of the prediction f(x); the weight exp(E₀ − E(x)) is a constant in the gradient. A sample is
-    reliable if E(x) < E₀, and not redundant if |cos(f(x), m)| < ε, where m is a moving average of the predictions of
-    the samples that were learned from.
+    E(x) is the entropy of the prediction f(x); the weight exp(E₀ − E(x)) is a constant in the gradient, also where an
+    attack unrolls the step. A sample is reliable if E(x) < E₀, and not redundant if |cos(f(x), m)| < ε, where m is a
+    moving average of the predictions of the samples that were learned from.
 
     Args:
         model: the model to adapt.

@@ -19,8 +19,8 @@ class MDIA(Adapter):
 
     Args:
         model: the model to adapt.
-        prior: the weight of the training statistics; 0.6 in the MedBN paper.
-        terminal: how many of the last layers, in module order, use training statistics alone; 8 in the MedBN paper.
+        prior: the weight of the training statistics; 0.6 in the MedBN authors' settings. Their paper does not say.
+        terminal: how many of the last layers, in module order, use training statistics alone; 8 in the same settings.
             At most a third of all layers; a warning says so where that limit applies.
         options: those of Adapter.
     """
