@@ -9,9 +9,10 @@ import pytest
 import torch
 
 from medbn import kernels
+from medbn.cuda_graphs import CaptureError
 from medbn.speed import timing
 from medbn.speed.measurement import KERNELS_VARIABLE, Candidate, Measurement, Quartiles, paths, use_path
-from medbn.speed.timing import UncapturableError, compare, interleave, wall_timer, warm_wall_timer
+from medbn.speed.timing import compare, interleave, wall_timer, warm_wall_timer
 
 
 class Clock:
@@ -122,7 +123,7 @@ def test_paths_are_the_selected_one_and_the_reference(monkeypatch):
 def test_a_note_says_what_cannot_be_captured_and_wall_time_remains(monkeypatch):
     def replayed(call, path):
         if path == "reference":
-            raise UncapturableError("operation not permitted when stream is capturing")
+            raise CaptureError("operation not permitted when stream is capturing")
         return lambda: 2.0
 
     monkeypatch.setattr(timing, "graph_timer", replayed)

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from ..cuda_graphs import CaptureError, capture, warm_up
 from .measurement import TORCH, Candidate, Measurement, use_path
 
 Call = Callable[[], object]
@@ -23,10 +24,6 @@ MIN_SECONDS = 0.005
 """A timed run is repeated until it takes this long, so that the resolution of the clock does not matter."""
 MAX_GRAPH_SECONDS = 0.02
 """A captured graph contains repetitions up to this length."""
-
-
-class UncapturableError(RuntimeError):
-    """A call cannot be captured in a CUDA graph."""
 
 
 # --- clocks -----------------------------------------------------------------------------------------------------------
@@ -83,22 +80,17 @@ def graph_timer(call: Call, path: str) -> Timer:
 
     That is the work of the device alone, without the time for launching kernels.
     """
-    side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-    side.wait_stream(torch.cuda.current_stream())
     with use_path(path):
-        with torch.cuda.stream(side):
-            for _ in range(3):  # compile, tune and allocate before the capture
-                call()
-        torch.cuda.current_stream().wait_stream(side)
+        warm_up(call)
         once = wall_timer(call, torch.cuda.synchronize)
         repeats = max(1, min(20, int(MAX_GRAPH_SECONDS / once())))
-        graph = torch.cuda.CUDAGraph()
-        try:
-            with torch.cuda.graph(graph):
-                for _ in range(repeats):
-                    call()
-        except RuntimeError as error:
-            raise UncapturableError(_first_line(error)) from None
+
+        def repeat(_: object) -> None:
+            for _ in range(repeats):
+                call()
+
+        device = torch.zeros((), device="cuda")  # says on which device; a captured function has at least one tensor
+        graph = capture(repeat, [device], torch.cuda.graph_pool_handle())
 
     def replay(count: int) -> float:
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
@@ -112,10 +104,6 @@ def graph_timer(call: Call, path: str) -> Timer:
     replay(1)
     count = repeats_for(MIN_SECONDS, replay(1) * repeats)
     return lambda: replay(count)
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
 # --- comparison -------------------------------------------------------------------------------------------------------
@@ -174,7 +162,7 @@ def compare(
         measurements += rows
         try:
             batch_norm_timer = make_timer(batch_norm, TORCH)
-        except (UncapturableError, torch.cuda.OutOfMemoryError) as error:
+        except (CaptureError, torch.cuda.OutOfMemoryError) as error:
             for row in rows:
                 row.note = f"BatchNorm: {_reason(error)}"
             continue
@@ -182,7 +170,7 @@ def compare(
         for row, candidate in zip(rows, candidates, strict=True):
             try:
                 ready.append((row, make_timer(candidate.call, candidate.path)))
-            except (UncapturableError, torch.cuda.OutOfMemoryError) as error:
+            except (CaptureError, torch.cuda.OutOfMemoryError) as error:
                 row.note = _reason(error)
         times = interleave(batch_norm_timer, [timer for _, timer in ready], [rounds(row.path) for row, _ in ready])
         for (row, _), (candidate_times, batch_norm_times) in zip(ready, times, strict=True):
@@ -191,6 +179,9 @@ def compare(
 
 
 def _reason(error: Exception) -> str:
-    if isinstance(error, torch.cuda.OutOfMemoryError):
-        return "out of memory"
+    chain: BaseException | None = error
+    while chain is not None:
+        if isinstance(chain, torch.cuda.OutOfMemoryError):
+            return "out of memory"
+        chain = chain.__cause__ or chain.__context__
     return f"cannot be captured in a CUDA graph ({error})"
