@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import medbn
-from medbn.methods import Adapter, _catalogue, register
+from medbn.methods import Adapter, _registry, register
 
 from .table import make
 
@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture(autouse=True)
 def registry(monkeypatch):
-    monkeypatch.setattr(_catalogue._registry, "_values", dict(_catalogue._registry._values))
+    monkeypatch.setattr(_registry._registry, "_values", dict(_registry._registry._values))
 
 
 @pytest.mark.slow

@@ -11,7 +11,7 @@ from .dia import DIA, PoisonedBatch
 from .ensemble import Ensemble, worst_case
 from .objectives import Indiscriminate, IndiscriminateSegmentation, Objective, Targeted, TargetedPixel
 from .projections import project
-from .ready_made import available, get, register, unregister
+from .registry import available, get, register, unregister
 from .scenarios import Cumulative, Instant, Outcome, Scenario, cumulative, instant
 from .summary import Summary, mean_iou
 

@@ -9,7 +9,7 @@ import pkgutil
 
 from ._adapt import adapt
 from ._call import Inputs, Predictions, extract_logits, mean_over, predict_logits
-from ._catalogue import PRESETS, available, get, options, register, unregister
+from ._registry import PRESETS, available, get, options, register, unregister
 from ._surrogate import Surrogate
 from .base import Adapter
 from .learner import Learner

@@ -14,7 +14,7 @@ from ..convert import Names, convert
 from ..estimators import Estimator
 from ..layers import RobustBatchNorm
 from ._call import refuse_inference_mode
-from ._catalogue import get, options
+from ._registry import get, options
 from .base import Adapter
 
 

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ._call import Inputs, Predictions, mean_over
-from ._catalogue import register
+from ._registry import register
 from .learner import Learner
 
 

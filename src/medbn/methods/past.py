@@ -10,7 +10,7 @@ from torch import nn
 from .. import hooks, policies
 from ..policies import Policy
 from ._call import Inputs
-from ._catalogue import register
+from ._registry import register
 from .base import Adapter
 
 

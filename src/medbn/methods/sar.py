@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from ._call import Inputs, Predictions, mean_over
-from ._catalogue import register
+from ._registry import register
 from ._unroll import optimizer_step
 from .learner import Learner, sam_perturbation
 

@@ -8,7 +8,7 @@ from torch import nn
 
 from .. import policies
 from ..policies import Policy
-from ._catalogue import register
+from ._registry import register
 from .base import Adapter
 
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from .. import hooks, policies
 from .._errors import unknown_name
 from ._call import Inputs, Predictions, mean_over
-from ._catalogue import register
+from ._registry import register
 from .learner import Learner
 
 WITHOUT_BATCH = policies.ema(0.0)

@@ -6,7 +6,7 @@ from typing import ClassVar
 
 from .. import policies
 from ..policies import Policy
-from ._catalogue import register
+from ._registry import register
 from .base import Adapter
 
 

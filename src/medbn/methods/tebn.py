@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from ._catalogue import register
+from ._registry import register
 from .base import Adapter
 
 

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 from torch import Tensor
 
 from ._call import Predictions, mean_over
-from ._catalogue import register
+from ._registry import register
 from .learner import Learner
 
 

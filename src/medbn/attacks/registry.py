@@ -1,4 +1,4 @@
-"""Attacks by name, with the options that make them what they are."""
+"""Attacks by name: DIA with certain options, and what users register."""
 
 from __future__ import annotations
 
