@@ -167,7 +167,7 @@ def test_settings_come_from_the_dataset_and_the_attack():
     }
 
 
-def test_lookup_answers_none_or_asks_back():
+def test_lookup_returns_none_or_names_the_keys_that_are_missing():
     table = get("targeted-instant")
     assert table.lookup(dataset=C10, estimator="mad", method="tebn") is None
     assert table.lookup(dataset=C10, estimator=BN, method="tebn", corruption="fog") is None

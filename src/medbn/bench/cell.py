@@ -21,13 +21,13 @@ def check_types(value: Any) -> None:
     """Raise a ValueError if a dataclass's field is not of its annotated type: a TOML file can contain anything."""
     kinds: dict[str, Any] = {"str": str, "int": int, "float": (int, float), "bool": bool}
     for one in fields(value):
-        given = getattr(value, one.name)
+        content = getattr(value, one.name)
         names = str(one.type).replace(" ", "").split("|")
-        if given is None and "None" in names:
+        if content is None and "None" in names:
             continue
         expected = kinds.get(names[0])
-        if expected and (not isinstance(given, expected) or (isinstance(given, bool) and names[0] != "bool")):
-            raise ValueError(f"{one.name} must be {names[0]}, got {given!r}.")
+        if expected and (not isinstance(content, expected) or (isinstance(content, bool) and names[0] != "bool")):
+            raise ValueError(f"{one.name} must be {names[0]}, got {content!r}.")
 
 
 @dataclass(frozen=True)

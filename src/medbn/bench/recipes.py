@@ -27,13 +27,13 @@ DEMO_CORRUPTIONS = ("snow", "fog", "contrast")
 
 @register("targeted-instant")
 def targeted_instant() -> Recipe:
-    """Table 1: one image's prediction is the target, each batch is attacked from a clean state."""
+    """Table 1: one image is to be predicted as another class, each batch is attacked from a clean state."""
     return Recipe(settings=THREE, attacks=(TARGETED,), published=("targeted-instant",))
 
 
 @register("indiscriminate-instant")
 def indiscriminate_instant() -> Recipe:
-    """Table 2: all predictions are the target, each batch is attacked from a clean state."""
+    """Table 2: all benign images are to be misclassified, each batch is attacked from a clean state."""
     return Recipe(settings=THREE, attacks=(INDISCRIMINATE,), published=("indiscriminate-instant",))
 
 

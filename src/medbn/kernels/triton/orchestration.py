@@ -31,7 +31,7 @@ def forward(
     x: Tensor, weight: Tensor | None, bias: Tensor | None, running: tuple[Tensor, Tensor] | None, spec: Spec
 ) -> tuple[Tensor, Saved]:
     """Normalise ``x``; return the output and what the backward pass needs."""
-    given, x = x, dense(x)
+    original, x = x, dense(x)
     shape = Shape.of(x)
     y = torch.empty_like(x)
     small = spec.kernel == "median" and shape.small
@@ -53,12 +53,12 @@ def forward(
             _select_median(x, False, None, saved, shape, spec)
             _select_median(x, True, running, saved, shape, spec)
         launch.normalise_all(x, y, weight, bias, saved, shape, spec.kernel)
-    return y if x is given else torch.empty_like(given).copy_(y), saved
+    return y if x is original else torch.empty_like(original).copy_(y), saved
 
 
 def backward(g: Tensor, x: Tensor, weight: Tensor | None, saved: Saved, spec: Spec) -> tuple[Tensor, Tensor, Tensor]:
     """Return the gradients of input, weight and bias; the last two in float32."""
-    given, x = x, dense(x)
+    original, x = x, dense(x)
     shape = Shape.of(x)
     g = like(g, x)
     dx = torch.empty_like(x)
@@ -76,7 +76,7 @@ def backward(g: Tensor, x: Tensor, weight: Tensor | None, saved: Saved, spec: Sp
         launch.combine(
             g, x, dx, weight, saved, channel_sums, d_weight, d_bias, shape, spec.batch_weight, mean, mad, factor
         )
-    return dx if x is given else torch.empty_like(given).copy_(dx), d_weight, d_bias
+    return dx if x is original else torch.empty_like(original).copy_(dx), d_weight, d_bias
 
 
 def statistics(x: Tensor, kernel: str) -> tuple[Tensor, Tensor]:

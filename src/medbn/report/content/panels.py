@@ -93,13 +93,13 @@ class Panel:
 
         chosen = (self.results if among is None else among).select(belongs)
         own = chosen.select(lambda cell: self.column_of(cell) == column)
-        complete = own.values(lambda cell: cell.estimator)
-        lent = chosen.select(lambda cell: self.column_of(cell) != column and cell.estimator not in complete)
-        return Results(chosen.recipe, chosen.runs, own.cells + lent.cells)
+        estimators = own.values(lambda cell: cell.estimator)
+        exact = chosen.select(lambda cell: self.column_of(cell) != column and cell.estimator not in estimators)
+        return Results(chosen.recipe, chosen.runs, own.cells + exact.cells)
 
 
 def split_into_panels(results: Results) -> list[Panel]:
-    """Return the panels of a recipe's results; a title names what tells each from the others."""
+    """Return the panels of a recipe's results; a title names what distinguishes each from the others."""
     sweep = results.recipe["axis"] in SWEEPS
 
     def key_of(cell: Cell) -> tuple[str, ...]:

@@ -20,8 +20,8 @@ _TICK = 26
 
 def draw_curves(part: Curves, palette: Palette) -> Markup:
     """Return curves with their legend; published numbers are dashed lines with hollow marks."""
-    ours, published = _finite(part)
-    measures = [(x, measure) for line in ours.values() for x, measure in line]
+    measured, published = _finite(part)
+    measures = [(x, measure) for line in measured.values() for x, measure in line]
     printed = [point for line in published.values() for point in line]
     if not measures and not printed:
         return empty_chart()
@@ -34,10 +34,10 @@ def draw_curves(part: Curves, palette: Palette) -> Markup:
         frame = Frame(width, height, (min(widths) - margin, max(widths) + margin), (y_ticks[0], y_ticks[-1]))
         drawn = [frame.draw(x_ticks, y_ticks, part.x_label, part.y_label)]
         drawn += [_draw_published(name, line, frame, palette) for name, line in published.items()]
-        drawn += [_draw_curve(name, line, frame, palette) for name, line in ours.items()]
+        drawn += [_draw_curve(name, line, frame, palette) for name, line in measured.items()]
         return Markup("\n").join(drawn)
 
-    names = sorted({*ours, *published}, key=palette.place)
+    names = sorted({*measured, *published}, key=palette.place)
     entries = [(palette.swatch(name), name) for name in names]
     if published:
         entries.append((line_swatch("line dashed neutral"), "published"))
@@ -45,8 +45,8 @@ def draw_curves(part: Curves, palette: Palette) -> Markup:
 
 
 def _finite(part: Curves) -> tuple[dict[str, list[tuple[float, Measure]]], dict[str, list[tuple[float, float]]]]:
-    """Return our and the published lines, each from left to right, without points that are not finite."""
-    ours = {
+    """Return the measured and the published lines, each from left to right, without points that are not finite."""
+    measured = {
         name: sorted(
             ((x, m) for x, m in line if finite_number(m) is not None and finite_number(x) is not None),
             key=lambda point: point[0],
@@ -57,7 +57,7 @@ def _finite(part: Curves) -> tuple[dict[str, list[tuple[float, Measure]]], dict[
         name: sorted((x, y) for x, y in line if finite_number(y) is not None and finite_number(x) is not None)
         for name, line in part.reference.items()
     }
-    return {n: line for n, line in ours.items() if line}, {n: line for n, line in published.items() if line}
+    return {n: line for n, line in measured.items() if line}, {n: line for n, line in published.items() if line}
 
 
 def _draw_curve(name: str, line: Sequence[tuple[float, Measure]], frame: Frame, palette: Palette) -> Markup:

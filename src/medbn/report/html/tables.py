@@ -72,7 +72,7 @@ def render_table(table: Table, palette: Palette, large: bool = False) -> Markup:
         series = next((label for label in labels if label in palette.names), None)
         bar = (palette.colour(series) if series else "plain") if large else ""
         cells = [
-            # A label that repeats the row above is grey, except the last, which tells the row from its neighbours.
+            # A label that repeats the row above is grey, except the last, which distinguishes rows.
             _label(value, c < table.labels - 1 and labels[: c + 1] == before[: c + 1], palette)
             if c < table.labels
             else _cell(value, heads[c], (r, c) in best, counts.get((r, c)), bar)
