@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from medbn.bench import Recipe, Store
+from medbn.bench.store_format import checksum
 from medbn.report import Document
 
 FACTS = {"device": "a machine", "medbn": "0", "torch": "2", "python": "3", "threads": 1}
@@ -67,8 +68,10 @@ def keep_batches(store: Store, estimator: str, number: int, gradient: str | None
 
 def set_wrong(store: Store, key: str, expression: str, batch: int | None = None) -> None:
     """Set the wrong predictions under attack of a cell, in all of its batches or in one."""
+    store.connection.create_function("checksum", -1, checksum)
+    metrics = f"json_set(metrics, '$.wrong', {expression})"
     store.connection.execute(
-        f"UPDATE batches SET metrics = json_set(metrics, '$.wrong', {expression})"
+        f"UPDATE batches SET metrics = {metrics}, checksum = checksum(key, number, {metrics})"
         " WHERE key = ? AND (? IS NULL OR number = ?)",
         (key, batch, batch),
     )

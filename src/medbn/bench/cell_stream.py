@@ -50,7 +50,7 @@ def run_cell(cell: Cell, store: Store, place: Place, batches: int | None = None,
         emit("started", done)
         stream = CellStream(loaded, place.device)
         if state is not None:
-            stream.load_state(state)
+            _continue(stream, state, store)
         source = loaded.dataset.batches(
             cell.setting.batch_size, device=place.device, first=done, limit=loaded.batches - done, drop_last=True
         )
@@ -63,6 +63,15 @@ def run_cell(cell: Cell, store: Store, place: Place, batches: int | None = None,
         emit("finished", loaded.batches)
     finally:
         store.release(loaded.key)
+
+
+def _continue(stream: CellStream, state: bytes, store: Store) -> None:
+    """Load a stored state; a StoreError if it cannot be read, which stores without checksums show only here."""
+    try:
+        stream.load_state(state)
+    except Exception as error:  # a damaged file raises errors of many types
+        reason = f"{type(error).__name__}: {' '.join(str(error).split()):.100}"
+        raise store.damaged(f"the state of {stream.cell.label} cannot be read ({reason})") from error
 
 
 class CellStream:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -47,3 +48,18 @@ def unattacked_metrics(logits: Tensor, labels: Tensor) -> dict[str, Any]:
 def warm_up_metrics(logits: Tensor, labels: Tensor) -> dict[str, Any]:
     """Return the numbers of a batch before the first attack."""
     return {"images": len(labels), "wrong_clean": int((logits.argmax(1) != labels).sum())}
+
+
+def check_metrics(metrics: dict[str, Any], *, attacked: bool) -> None:
+    """Raise a ValueError unless stored numbers of a batch are what the functions above return."""
+    counts = {"images": 1, "wrong": 0, "wrong_without": 0, "wrong_clean": 0, "benign": 0, "hit": 0, "already": 0}
+    times = {"attack_s", "adapt_s"}
+    for name in ("images", "benign", "wrong") if attacked else ("images",):
+        if name not in metrics:
+            raise ValueError(f"a batch has no {name!r}")
+    for name, value in metrics.items():
+        integer = isinstance(value, int) and not isinstance(value, bool)
+        if name in counts and not (integer and counts[name] <= value <= metrics["images"]):
+            raise ValueError(f"a batch has {name}={value!r}")
+        if name in times and not (isinstance(value, int | float) and math.isfinite(value)):
+            raise ValueError(f"a batch has {name}={value!r}")

@@ -10,8 +10,9 @@ from typing import Any
 
 from .._errors import unknown_name
 from . import intervals
-from .cell import Cell
+from .cell import Attack, Cell, Setting, check_types
 from .intervals import Interval
+from .metrics import check_metrics
 from .recipe import SMOKE_SUFFIX
 from .store import Run, Store, StoredCell
 
@@ -201,18 +202,54 @@ def read(store: Store, names: Sequence[str] | None = None) -> list[Results]:
     stored = {cell.key: cell for cell in store.cells()}
     by_name: dict[str, list[Run]] = {}
     for run in store.runs():
+        _check_run(store, run)
         by_name.setdefault(run.recipe["name"], []).append(run)
     for name in names or ():
         if name not in by_name:
             raise unknown_name("recipe in this store", name, by_name)
     return [
-        Results(runs[-1].recipe, runs, _select_cells(stored, runs))
+        Results(runs[-1].recipe, runs, _select_cells(store, stored, runs))
         for name, runs in by_name.items()
         if not names or name in names
     ]
 
 
-def _select_cells(stored: dict[str, StoredCell], runs: list[Run]) -> list[Result]:
+def _check_run(store: Store, run: Run) -> None:
+    """Raise a StoreError unless the fields of a stored run have the types that this module and reports rely on."""
+    recipe = run.recipe
+    kinds = {
+        **dict.fromkeys(("name", "about", "scenario", "predict", "axis"), str),
+        **dict.fromkeys(("settings", "attacks", "methods", "estimators", "corruptions", "seeds", "published"), list),
+        "options": dict,
+    }
+    wrong = [name for name, kind in kinds.items() if not isinstance(recipe.get(name), kind)]
+    wrong += [name for name in ("batches", "warm_up") if not isinstance(recipe.get(name) or 0, int)]
+    try:
+        [Setting(**setting) for setting in recipe["settings"]]
+        [Attack(**attack) for attack in recipe["attacks"]]
+    except (KeyError, TypeError, ValueError):
+        wrong.append("settings or attacks")
+    wrong += [name for name in ("medbn", "torch", "python") if not isinstance(run.facts.get(name), str)]
+    if not all(0 <= moment < 1e11 for moment in (run.began, run.ended or 0.0)):
+        wrong.append("time")
+    if wrong:
+        raise store.damaged(f"run {run.id} cannot be read ({wrong[0]})")
+
+
+def _make_result(store: Store, stored: StoredCell) -> Result:
+    """Return a stored cell as a result; a StoreError if a part is missing or has another type."""
+    try:
+        cell = Cell.from_dict(stored.cell)
+        check_types(cell)
+        for number, batch in enumerate(stored.batches):
+            check_metrics(batch, attacked=cell.attack is not None and number >= cell.warm_up)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        what = " ".join(str(error).split())
+        raise store.damaged(f"the cell {stored.key:.20} cannot be read ({what})") from None
+    return Result(stored.key, cell, stored.batches[cell.warm_up :], stored.facts)
+
+
+def _select_cells(store: Store, stored: dict[str, StoredCell], runs: list[Run]) -> list[Result]:
     """Return the cells of the last run, and those of earlier runs that it could have had under other narrowing.
 
     Of cells with the same description the last one counts: data, weights or our algorithm have changed since.
@@ -220,6 +257,7 @@ def _select_cells(stored: dict[str, StoredCell], runs: list[Run]) -> list[Result
     last = runs[-1].recipe
     settings = [_without_sizes(setting) for setting in last["settings"]]
     datasets = {setting["data"] for setting in last["settings"]}
+    results = {key: _make_result(store, stored[key]) for run in runs for key in run.keys if key in stored}
     by_description: dict[str, str] = {}
     for run in runs:
         for key in run.keys:
@@ -236,9 +274,7 @@ def _select_cells(stored: dict[str, StoredCell], runs: list[Run]) -> list[Result
             if same:
                 by_description[json.dumps(cell, sort_keys=True)] = key
     keys = set(by_description.values())
-    # In the order in which they were started.
-    cells = {key: Cell.from_dict(one.cell) for key, one in stored.items() if key in keys}
-    return [Result(k, cell, stored[k].batches[cell.warm_up :], stored[k].facts) for k, cell in cells.items()]
+    return [results[key] for key in stored if key in keys]  # in the order in which they were started
 
 
 def _without_sizes(setting: dict[str, Any]) -> dict[str, Any]:

@@ -10,15 +10,14 @@ from __future__ import annotations
 import json
 import os
 import socket
-import sqlite3
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from .store_format import StoreError, check_header, create_tables
+from .store_file import StoreFile
+from .store_format import StoreError, checksum
 
 LEASE = 15 * 60.0
 """Seconds after which a claim from another host expires unless it stores a batch; more if batches take longer."""
@@ -72,7 +71,7 @@ def start_time(pid: int) -> str | None:
     return None if after_name[0] == "Z" else after_name[19]
 
 
-class Store:
+class Store(StoreFile):
     """An open store; also a context manager.
 
     Args:
@@ -87,76 +86,21 @@ class Store:
     """
 
     def __init__(self, path: str | Path, *, create: bool = True, clock: Callable[[], float] = time.time) -> None:
-        self.path = Path(path)
         self.clock = clock
         self.owner = (socket.gethostname(), os.getpid(), start_time(os.getpid()) or "")
-        if self.path.is_dir():
-            raise StoreError(f"{self.path} is a folder; a store is a file.")
-        new = not self.path.exists() or self.path.stat().st_size == 0
-        if new and not create:
-            raise StoreError(f"no store {self.path}.")
-        if not new:
-            check_header(self.path)
-        try:
-            self.connection = sqlite3.connect(self.path, timeout=60, isolation_level=None)
-        except sqlite3.OperationalError as error:
-            raise StoreError(f"cannot write to {self.path}: {error}.") from None
-        try:
-            # SQLite first rolls back what a killed process had left half written; check the result of that.
-            damage = self.connection.execute("PRAGMA quick_check(1)").fetchone()[0]
-            if damage != "ok":
-                raise StoreError(f"{self.path} is damaged ({damage}). Move it away to start anew.")
-            if new:
-                with self._transaction():
-                    if self._pragma("application_id") == 0:
-                        create_tables(self.connection)
-        except sqlite3.OperationalError as error:
-            self.connection.close()
-            raise StoreError(f"cannot write to {self.path}: {error}.") from None
-        except sqlite3.DatabaseError as error:
-            self.connection.close()
-            raise StoreError(f"{self.path} is damaged ({error}). Move it away to start anew.") from None
-        except StoreError:
-            self.connection.close()
-            raise
-
-    def _pragma(self, name: str) -> int:
-        return int(self.connection.execute(f"PRAGMA {name}").fetchone()[0])
+        super().__init__(path, create=create)
 
     def __enter__(self) -> Store:
         return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Close the file."""
-        self.connection.close()
-
-    @contextmanager
-    def _transaction(self) -> Iterator[sqlite3.Connection]:
-        try:
-            self.connection.execute("BEGIN IMMEDIATE")
-            try:
-                yield self.connection
-                self.connection.execute("COMMIT")
-            except BaseException:
-                if self.connection.in_transaction:  # SQLite has rolled back already where the disk is full
-                    self.connection.execute("ROLLBACK")
-                raise
-        except sqlite3.OperationalError as error:
-            raise StoreError(f"cannot write to {self.path}: {error}. Finished batches are stored.") from error
 
     # --- working on a cell --------------------------------------------------------------------------------------------
 
     def claim(self, key: str, cell: dict[str, Any], facts: dict[str, Any]) -> bool:
         """Reserve a cell for this process; return False if another living process has it."""
-        with self._transaction() as db:
+        with self.transaction() as db:
             row = db.execute("SELECT host, pid, born, until FROM cells WHERE key = ?", (key,)).fetchone()
             if row is None:
-                db.execute(
-                    "INSERT INTO cells (key, cell, facts) VALUES (?, ?, ?)", (key, json.dumps(cell), json.dumps(facts))
-                )
+                self.insert("cells", key, json.dumps(cell), json.dumps(facts))
             elif row[0] is not None and not self._has_ended(*row):
                 return False
             values = (*self.owner, self.clock() + LEASE, key)
@@ -190,26 +134,25 @@ class Store:
             examples: pairs of PNG images, clean and poisoned.
             seconds: how long the batch took, which extends the lease.
         """
-        with self._transaction() as db:
+        with self.transaction() as db:
             until = self.clock() + max(LEASE, 10 * seconds)
             cursor = db.execute(
-                "UPDATE cells SET state = ?, until = ? WHERE key = ? AND host = ? AND pid = ? AND born = ?",
-                (state, until, key, *self.owner),
+                "UPDATE cells SET state = ?, state_checksum = ?, until = ?"
+                " WHERE key = ? AND host = ? AND pid = ? AND born = ?",
+                (state, checksum(key, state, number + 1), until, key, *self.owner),
             )
             if cursor.rowcount != 1:
                 raise LostClaimError(
                     "another process has taken this cell over, because the claim of this one had expired."
                 )
-            db.execute(
-                "INSERT INTO batches (key, number, metrics) VALUES (?, ?, ?)", (key, number, json.dumps(metrics))
-            )
+            self.insert("batches", key, number, json.dumps(metrics))
             full = db.execute("SELECT count(*) >= ? FROM examples", (MAX_EXAMPLES,)).fetchone()[0]
             for place, pair in enumerate(() if full else examples or ()):
-                db.execute("INSERT OR REPLACE INTO examples VALUES (?, ?, ?, ?)", (key, place, *pair))
+                self.insert("examples", key, place, *pair, replace=True)
 
     def release(self, key: str) -> None:
         """Give up the claim of this process on a cell."""
-        with self._transaction() as db:
+        with self.transaction() as db:
             db.execute(
                 "UPDATE cells SET host = NULL, pid = NULL, born = NULL, until = NULL"
                 " WHERE key = ? AND host = ? AND pid = ? AND born = ?",
@@ -218,59 +161,93 @@ class Store:
 
     def progress(self, key: str) -> tuple[int, bytes | None]:
         """Return how many batches of a cell are stored, and the state after the last."""
-        row = self.connection.execute("SELECT state FROM cells WHERE key = ?", (key,)).fetchone()
-        done = self.connection.execute("SELECT count(*) FROM batches WHERE key = ?", (key,)).fetchone()[0]
-        return int(done), row[0] if row else None
+        done = len(self._batches(key))
+        for state, *sums in self.query(
+            f"SELECT state{', state_checksum' if self.has_checksums else ''} FROM cells WHERE key = ?", (key,)
+        ):
+            if state is not None and (not isinstance(state, bytes) or (sums and sums[0] != checksum(key, state, done))):
+                raise self.damaged(f"the state of the cell {key!s:.20} after batch {done} does not match its checksum")
+            return done, state
+        if done:
+            raise self.damaged(f"it has batches of the cell {key!s:.20}, but not the cell")
+        return 0, None
+
+    def _batches(self, key: str | None = None) -> list[tuple[str, dict[str, Any]]]:
+        """Return the key of the cell and the metrics of each batch, of one cell or all, in order."""
+        where = ("", ()) if key is None else ("WHERE key = ?", (key,))
+        batches: list[tuple[str, dict[str, Any]]] = []
+        counts: dict[str, int] = {}
+        for of, number, metrics in self.rows("batches", f"{where[0]} ORDER BY key, number", where[1]):
+            what = f"batch {number} of the cell {of!s:.20}"
+            if number != counts.get(of, 0):
+                raise self.damaged(f"{what} is not the next one after {counts.get(of, 0)} batches")
+            counts[of] = number + 1
+            batches.append((of, self.parse(metrics, what)))
+        return batches
 
     def seal(self, path: str | Path) -> None:
         """Copy the results into a new file, without the states from which streams continue, which take most space."""
         if Path(path).exists():
             raise StoreError(f"{path} exists already.")
-        self.connection.execute("VACUUM INTO ?", (str(path),))
+        self.connection.execute("VACUUM INTO ?", (os.path.abspath(path),))
         with Store(path) as copy:
-            copy.connection.execute("UPDATE cells SET state = NULL, host = NULL, pid = NULL, born = NULL, until = NULL")
+            with copy.transaction() as db:
+                db.execute(
+                    "UPDATE cells SET state = NULL, state_checksum = NULL,"
+                    " host = NULL, pid = NULL, born = NULL, until = NULL"
+                )
             copy.connection.execute("VACUUM")
 
     # --- runs ---------------------------------------------------------------------------------------------------------
 
     def begin_run(self, recipe: dict[str, Any], command: str, facts: dict[str, Any], keys: list[str]) -> int:
         """Record that a run begins, and which cells it has; return its number."""
-        with self._transaction() as db:
-            cursor = db.execute(
-                "INSERT INTO runs (recipe, command, facts, began) VALUES (?, ?, ?, ?)",
-                (json.dumps(recipe), command, json.dumps(facts), self.clock()),
-            )
-            run = int(cursor.lastrowid or 0)
-            db.executemany("INSERT OR IGNORE INTO members VALUES (?, ?)", [(run, key) for key in keys])
+        with self.transaction() as db:
+            run = int(db.execute("SELECT coalesce(max(id), 0) + 1 FROM runs").fetchone()[0])
+            self.insert("runs", run, json.dumps(recipe), command, json.dumps(facts), self.clock(), None)
+            for key in dict.fromkeys(keys):
+                self.insert("members", run, key)
         return run
 
     def end_run(self, run: int) -> None:
         """Record that all cells of a run are finished."""
-        with self._transaction() as db:
-            db.execute("UPDATE runs SET ended = ? WHERE id = ?", (self.clock(), run))
+        with self.transaction() as db:
+            for row in self.rows("runs", "WHERE id = ?", (run,)):
+                row = (*row[:-1], self.clock())
+                db.execute("UPDATE runs SET ended = ?, checksum = ? WHERE id = ?", (row[-1], checksum(*row), run))
 
     def runs(self) -> list[Run]:
         """Return all runs, the latest last."""
-        rows = self.connection.execute("SELECT id, recipe, command, facts, began, ended FROM runs ORDER BY id")
-        return [
-            Run(id_, json.loads(recipe), command, json.loads(facts), began, ended, self._members(id_))
-            for id_, recipe, command, facts, began, ended in rows.fetchall()
-        ]
-
-    def _members(self, run: int) -> tuple[str, ...]:
-        return tuple(key for (key,) in self.connection.execute("SELECT key FROM members WHERE run = ?", (run,)))
+        members: dict[int, list[str]] = {}
+        for run, key in self.rows("members", "ORDER BY run, key"):
+            members.setdefault(run, []).append(key)
+        runs = []
+        for id_, recipe, command, facts, began, ended in self.rows("runs", "ORDER BY id"):
+            what = f"run {id_}"
+            if not isinstance(command, str) or not isinstance(began, float) or not isinstance(ended, float | None):
+                raise self.damaged(f"{what} cannot be read")
+            keys = tuple(members.get(id_, ()))
+            runs.append(Run(id_, self.parse(recipe, what), command, self.parse(facts, what), began, ended, keys))
+        return runs
 
     def cells(self) -> list[StoredCell]:
         """Return all cells that have a batch, with their batches in order."""
-        cells = {
-            key: StoredCell(key, json.loads(cell), json.loads(facts))
-            for key, cell, facts in self.connection.execute("SELECT key, cell, facts FROM cells ORDER BY rowid")
-        }
-        for key, metrics in self.connection.execute("SELECT key, metrics FROM batches ORDER BY key, number"):
-            cells[key].batches.append(json.loads(metrics))
+        cells = {}
+        for key, cell, facts in self.rows("cells", "ORDER BY rowid"):
+            what = f"the cell {key!s:.20}"
+            cells[key] = StoredCell(key, self.parse(cell, what), self.parse(facts, what))
+        for key, metrics in self._batches():
+            if key not in cells:
+                raise self.damaged(f"it has batches of the cell {key!s:.20}, but not the cell")
+            cells[key].batches.append(metrics)
+        for (key,) in self.query("SELECT key FROM examples WHERE key NOT IN (SELECT key FROM cells) LIMIT 1"):
+            raise self.damaged(f"it has example images of the cell {key!s:.20}, but not the cell")
         return [stored for stored in cells.values() if stored.batches]
 
     def examples(self, key: str) -> list[tuple[bytes, bytes]]:
         """Return the example images of a cell as pairs of PNG files: clean, poisoned."""
-        rows = self.connection.execute("SELECT clean, poisoned FROM examples WHERE key = ? ORDER BY place", (key,))
-        return [(clean, poisoned) for clean, poisoned in rows]
+        pairs = [row[2:] for row in self.rows("examples", "WHERE key = ? ORDER BY place", (key,))]
+        for clean, poisoned in pairs:
+            if not isinstance(clean, bytes) or not isinstance(poisoned, bytes):
+                raise self.damaged(f"an example image of the cell {key!s:.20} cannot be read")
+        return pairs
