@@ -9,6 +9,7 @@ import re
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 
@@ -52,7 +53,7 @@ def test_a_run_and_its_reports(tmp_path, capsys, monkeypatch):
     assert sorted(file.suffix for file in tmp_path.iterdir()) == [".csv", ".db", ".html", ".json", ".md", ".tex"]
 
 
-def test_quiet_prints_nothing(tmp_path, capsys):
+def test_quiet_prints_nothing_when_everything_is_done(tmp_path, capsys):
     assert main([*RUN, "--store", str(tmp_path / "x.db"), "--quiet"]) == 0
     printed = capsys.readouterr()
     assert printed.out == printed.err == ""
@@ -149,8 +150,30 @@ def test_a_report_is_written_to_regular_files_only(out, message, tmp_path, capsy
 
 
 def test_minutes_may_be_a_fraction(tmp_path, capsys):
-    assert main([*RUN, "--store", str(tmp_path / "x.db"), "--minutes", "0.00001"]) == 0
-    assert "not finished: 0 of 3 streams are done, 1 batches in this run." in capsys.readouterr().out
+    assert main([*RUN, "--store", str(tmp_path / "x.db"), "--minutes", "0.00001"]) == 3
+    assert "not finished: 0 of 3 streams are done, 1 batches in this run." in capsys.readouterr().err
+
+
+def test_quiet_says_what_is_left(tmp_path, capsys):
+    assert main([*RUN, "--store", str(tmp_path / "x.db"), "--minutes", "0.00001", "--quiet"]) == 3
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert "not finished: 0 of 3 streams" in printed.err
+    assert printed.err.count("\n") == 1
+
+
+def test_a_run_of_which_another_process_does_a_part_is_not_finished(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("medbn.bench.Store.claim", lambda *arguments: False)
+    assert main([*RUN, "--store", str(tmp_path / "x.db"), "--quiet"]) == 3
+    assert "another process is running 3 of the streams" in capsys.readouterr().err
+
+
+def test_train_checks_before_it_trains_that_it_can_save(tmp_path, capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "safetensors.torch", None)
+    monkeypatch.setattr("medbn.training.train", lambda *arguments, **options: pytest.fail("trained"))
+    out = str(tmp_path / "x.safetensors")
+    assert main(["train", "resnet-small", "--data", "digits", "--out", out, "--quiet"]) == 2
+    assert "safetensors" in capsys.readouterr().err
 
 
 def test_a_recipe_that_takes_months_says_how_to_shorten_it(monkeypatch, capsys, tmp_path):
@@ -218,3 +241,28 @@ def test_the_demo(tmp_path, monkeypatch, capsys):
         batch_norm, image_median = (float(rows[method, name][1]) for name in ("BatchNorm", "image_median"))
         assert batch_norm > image_median + 5
     assert "<!DOCTYPE html>" in (tmp_path / "medbn-demo.html").read_text()
+
+
+FUNCTIONS = """
+from medbn import models
+
+def both(classes, channels):
+    return models.get("resnet-small", classes=classes, channels=channels)
+
+def neither():
+    return models.get("resnet-small", channels=1)
+"""
+
+
+@pytest.mark.parametrize("function", ["both", "neither"])
+def test_a_function_has_one_signature_in_run_and_train(function, tmp_path, monkeypatch):
+    (tmp_path / "own_nets.py").write_text(FUNCTIONS)
+    monkeypatch.syspath_prepend(tmp_path)
+    name = f"own_nets:{function}"
+    try:
+        assert main(["train", name, "--data", "digits", "--epochs", "1", "--out", str(tmp_path / "w.safetensors")]) == 0
+        setting = replace(bench.DIGITS, model=name, weights=str(tmp_path / "w.safetensors"), batch_size=40, malicious=8)
+        recipe = bench.Recipe(settings=(setting,), methods=("tebn",), corruptions=("contrast",), batches=1)
+        assert bench.run(recipe, tmp_path / "x.db")
+    finally:
+        sys.modules.pop("own_nets", None)

@@ -53,7 +53,7 @@ def load_cell(cell: Cell, place: Place, batches: int | None) -> LoadedCell:
 @lru_cache(maxsize=3)
 def load_model(name: str, weights: str | None, classes: int, channels: int, device: str) -> tuple[nn.Module, str]:
     """Return a model on its device, and the fingerprint of its weights."""
-    sizes = {} if weights == "default" or is_user_model(name) else {"classes": classes, "channels": channels}
+    sizes = {} if weights == "default" else {"classes": classes, "channels": channels}
     model = models.get(name, weights=weights, **sizes).to(device)
     if device.startswith("cuda") and not any(t.dim() == 5 for t in (*model.parameters(), *model.buffers())):
         model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]

@@ -4,7 +4,8 @@
 Each command is the module of this folder that has its name. ``SUMMARY`` is its line in ``medbn --help``,
 ``configure(parser)`` adds its arguments and ``run(options)`` runs it.
 
-Wrong input ends with one line on stderr and exit code 2; ``MEDBN_DEBUG=1`` shows the traceback instead.
+The exit code is 0 if everything is done, 2 after wrong input, which is one line on stderr (``MEDBN_DEBUG=1`` shows the
+traceback instead), 3 if a run is unfinished or another process does a part of it, and 130 after Ctrl-C.
 """
 
 from __future__ import annotations
@@ -43,6 +44,8 @@ examples:
   medbn run targeted-instant --smoke      an experiment of the paper on digits, in seconds
   medbn report medbn.db                   show what was measured as a page
   medbn run --help                        the options of one command, with examples
+
+exit codes: 0 done, 2 wrong input, 3 not finished or busy, 130 stopped by Ctrl-C
 
 completion of names in bash and zsh:  eval "$(register-python-argcomplete medbn)\""""
 

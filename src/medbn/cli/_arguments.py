@@ -8,6 +8,9 @@ from __future__ import annotations
 import argparse
 import math
 
+UNFINISHED = 3
+"""The exit code of a command whose work is not finished: its time is over, or another process does a part of it."""
+
 
 def add_root(parser: argparse.ArgumentParser | argparse._ArgumentGroup) -> None:
     """Add ``--root``, the folder of the datasets."""

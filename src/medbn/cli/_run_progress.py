@@ -95,7 +95,7 @@ def show_run(names: str, progress: RunProgress, quiet: bool) -> Iterator[Callabl
             bar.update(sum(progress.done.values()), progress.cells, note)
 
         yield report
-    if progress.busy and not quiet:
+    if progress.busy:
         print(f"another process is running {len(progress.busy)} of the streams.", file=sys.stderr)
 
 

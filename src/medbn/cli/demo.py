@@ -9,6 +9,8 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+from ._arguments import UNFINISHED
+
 SUMMARY = "attack a small model on real digits and write a report; about a minute"
 
 
@@ -25,8 +27,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(root=None, threads=None, jobs=1, minutes=None)
 
 
-def run(options: argparse.Namespace) -> None:
-    """Run the recipe ``demo``, write its report, and print where that is."""
+def run(options: argparse.Namespace) -> int:
+    """Run the recipe ``demo``, write its report, print where that is, and return the exit code."""
     from .. import bench
     from ..data import corruptions
     from .report import write
@@ -42,10 +44,11 @@ def run(options: argparse.Namespace) -> None:
             f" {attack.step_size * 255:.2g}/255,\nso that the model misclassifies the other 160. Corruptions:"
             f" {', '.join(name.replace('_', ' ') for name in recipe.corruptions)}; one batch each.\n"
         )
-    execute([recipe], options, shlex.join(["medbn", *sys.argv[1:]]))
+    finished = execute([recipe], options, shlex.join(["medbn", *sys.argv[1:]]))
     path = write(options.store, names=[recipe.name])
     assert path is not None
     print(f"report: {_link(path)}")
+    return 0 if finished else UNFINISHED
 
 
 def _link(path: Path) -> str:

@@ -28,4 +28,4 @@ def run(options: argparse.Namespace) -> None:
     print(format_table(("model", "parameters"), rows, right=(1,)))
     libraries = " or ".join(f"{library}:NAME" for library in models.LIBRARIES)
     print(f"\nmodels of other libraries: {libraries}, such as {next(iter(models.LIBRARIES))}:resnet50")
-    print("a model of your own: MODULE:FUNCTION, a function that returns an nn.Module")
+    print("a model of your own: MODULE:FUNCTION, a function build(classes, channels) that returns an nn.Module")

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ._arguments import add_device, add_root, choose_device, natural_int, positive_float, positive_int
+from ._arguments import UNFINISHED, add_device, add_root, choose_device, natural_int, positive_float, positive_int
 from ._completion import complete, corruption_names, dataset_names, estimator_names, method_names, recipe_names
 from ._run_progress import RunProgress, show_run
 from ._terminal import format_table
@@ -42,7 +42,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--minutes", type=positive_float, metavar="M", help="stop after M minutes; the same command continues"
     )
-    parser.add_argument("--quiet", action="store_true", help="print nothing but errors")
+    parser.add_argument("--quiet", action="store_true", help="print nothing but errors and what is left")
 
     part = parser.add_argument_group("run only a part")
     data = part.add_argument("--data", nargs="+", metavar="NAME", help="only these datasets of the recipe")
@@ -68,16 +68,19 @@ def configure(parser: argparse.ArgumentParser) -> None:
     place.add_argument("--threads", type=positive_int, metavar="N", help="torch's threads in each process")
 
 
-def run(options: argparse.Namespace) -> None:
-    """Run the recipes and print their headline numbers."""
+def run(options: argparse.Namespace) -> int:
+    """Run the recipes and print their headline numbers; return the exit code."""
     recipes = [_narrowed_recipe(name, options) for name in options.recipes]
-    execute(recipes, options, shlex.join(["medbn", *sys.argv[1:]]))
+    finished = execute(recipes, options, shlex.join(["medbn", *sys.argv[1:]]))
     if not options.quiet:
         print(f"show it as a page: medbn report {shlex.quote(str(options.store))}")
+    return 0 if finished else UNFINISHED
 
 
-def execute(recipes: Sequence[Recipe], options: argparse.Namespace, command: str) -> None:
-    """Run recipes while showing progress, and print their headline numbers.
+def execute(recipes: Sequence[Recipe], options: argparse.Namespace, command: str) -> bool:
+    """Run recipes while showing progress, print their headline numbers, and return whether everything is finished.
+
+    What is left is said in any case, on stderr.
 
     Args:
         recipes: what to run.
@@ -108,12 +111,16 @@ def execute(recipes: Sequence[Recipe], options: argparse.Namespace, command: str
                 f"\nstopped: {progress.summary}; finished batches are stored. To continue: {command}", file=sys.stderr
             )
             raise SystemExit(130) from None
-    if options.quiet:
-        return
-    _print_headlines(options.store, names)
-    print(f"\n{', '.join(names)}: {time.monotonic() - began:.0f} s on {place.device}; results in {Path(options.store)}")
+        except bench.LostClaimError as error:
+            print(error, file=sys.stderr)
+            finished = False
+    if not options.quiet:
+        _print_headlines(options.store, names)
+        seconds = time.monotonic() - began
+        print(f"\n{', '.join(names)}: {seconds:.0f} s on {place.device}; results in {Path(options.store)}", flush=True)
     if not finished:
-        print(f"not finished: {progress.summary}. To continue: {command}")
+        print(f"not finished: {progress.summary}. To continue: {command}", file=sys.stderr)
+    return finished
 
 
 def _narrowed_recipe(name: str, options: argparse.Namespace) -> Recipe:

@@ -46,6 +46,7 @@ def run(options: argparse.Namespace) -> None:
 
     from .. import data, models, training
 
+    models.require_safetensors()
     plan = training.Plan(
         options.epochs, options.lr, options.batch_size, weight_decay=options.weight_decay, seed=options.seed
     )

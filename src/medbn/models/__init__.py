@@ -9,7 +9,7 @@ import pkgutil as _pkgutil
 from .external import LIBRARIES
 from .input_normalisation import InputNormalisation, NormalisedModel
 from .registry import available, get, get_function, register, unregister
-from .weights import fingerprint, load, metadata, save
+from .weights import fingerprint, load, metadata, require_safetensors, save
 
 for _file in _pkgutil.iter_modules(__path__):
     _importlib.import_module(f"{__name__}.{_file.name}")
@@ -25,6 +25,7 @@ __all__ = [
     "load",
     "metadata",
     "register",
+    "require_safetensors",
     "save",
     "unregister",
 ]

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Mapping
+import inspect
+from collections.abc import Callable, Mapping
 from types import ModuleType
 from typing import Any
 
@@ -12,6 +13,8 @@ from torch import nn
 from .input_normalisation import IMAGENET_MEAN, IMAGENET_STD, NormalisedModel
 
 LIBRARIES = ("torchvision", "timm")
+SIZES = ("classes", "channels")
+"""The options that ``medbn run`` and ``medbn train`` give to a user's function."""
 
 
 def from_library(library: str, name: str, pretrained: bool, options: dict[str, Any]) -> NormalisedModel:
@@ -56,7 +59,13 @@ def from_library(library: str, name: str, pretrained: bool, options: dict[str, A
 
 
 def from_function(name: str, options: dict[str, Any]) -> nn.Module:
-    """Import ``module:function``, call it with the options, and return the model that it returns."""
+    """Import ``module:function``, call it, and return the model that it returns.
+
+    Args:
+        name: the module and the function, ``build(classes, channels)``: a function that leaves one of the two out
+            returns a model in which that size is fixed.
+        options: ``classes`` and ``channels``, and further options of the function.
+    """
     module_name, _, function_name = name.partition(":")
     try:
         module = importlib.import_module(module_name)
@@ -70,6 +79,7 @@ def from_function(name: str, options: dict[str, Any]) -> nn.Module:
     function = getattr(module, function_name, None)
     if not callable(function):
         raise ValueError(f"model {name!r}: module {module_name!r} has no function {function_name!r}.")
+    options = _accepted_sizes(function, options)
     try:
         model = function(**options)
     except TypeError as error:
@@ -77,6 +87,18 @@ def from_function(name: str, options: dict[str, Any]) -> nn.Module:
     if not isinstance(model, nn.Module):
         raise TypeError(f"model {name!r} returned a {type(model).__name__}; expected a torch.nn.Module.")
     return model
+
+
+def _accepted_sizes(function: Callable[..., Any], options: dict[str, Any]) -> dict[str, Any]:
+    """Return the options without those of ``classes`` and ``channels`` that the function does not take."""
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):  # a function written in C
+        return options
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
+        return options
+    names = {parameter.name for parameter in parameters}
+    return {option: value for option, value in options.items() if option in names or option not in SIZES}
 
 
 def _import_library(name: str) -> ModuleType:

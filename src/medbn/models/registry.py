@@ -55,7 +55,8 @@ def get(
 
     Args:
         name: one of ``available()``; ``"torchvision:resnet50"`` or ``"timm:resnet50"``, any model of those libraries,
-            behind its input normalisation; or ``"module:function"``, a function of your own that returns a model.
+            behind its input normalisation; or ``"module:function"``, a function of your own,
+            ``function(classes, channels)``, that returns a model; either may be left out.
         classes: the number of logits. By default the model's own: 10 here, 1000 in the libraries.
         channels: of the images. By default the model's own: 3.
         weights: a file, see ``load``; ``"shipped"`` for the weights for digits that come with this package;

@@ -69,7 +69,7 @@ def save(model: nn.Module, path: str | Path, /, **metadata: object) -> None:
     path = Path(path)
     if path.suffix.lower() != _SAFE:
         raise ValueError(f"weights are saved as safetensors, got {str(path)!r}; give a name that ends in {_SAFE!r}.")
-    _require_safetensors()
+    require_safetensors()
     from safetensors.torch import save as serialise
 
     core, normalise = _split(model)
@@ -88,7 +88,7 @@ def save(model: nn.Module, path: str | Path, /, **metadata: object) -> None:
 def metadata(path: str | Path) -> dict[str, str]:
     """Return the metadata of a ``.safetensors`` file."""
     path = _existing(Path(path))
-    _require_safetensors()
+    require_safetensors()
     from safetensors import SafetensorError, safe_open
 
     try:
@@ -133,7 +133,7 @@ def _read(path: Path) -> object:
     """Return the content of a file of weights."""
     _existing(path)
     if path.suffix.lower() == _SAFE:
-        _require_safetensors()
+        require_safetensors()
         from safetensors import SafetensorError
         from safetensors.torch import load_file
 
@@ -214,7 +214,8 @@ def _first_few(names: list[str]) -> str:
     return ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
 
 
-def _require_safetensors() -> None:
+def require_safetensors() -> None:
+    """Raise an ImportError that says what to install if safetensors is missing."""
     try:
         import safetensors.torch  # noqa: F401
     except ImportError as error:
