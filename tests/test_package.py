@@ -49,7 +49,6 @@ def test_documented_examples_hold(module):
     assert results.failed == 0
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "document", ["README.md", "docs/guide.md", "docs/data.md", "docs/bench.md", "docs/extending.md"]
 )

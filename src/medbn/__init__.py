@@ -28,7 +28,7 @@ from .layers import (
 from .methods import adapt
 
 if TYPE_CHECKING:
-    from . import bench, data, models
+    from . import bench, data, models, report, training
 
 __all__ = [
     "MedBatchNorm1d",
@@ -56,12 +56,14 @@ __all__ = [
     "observe",
     "policies",
     "register_tail",
+    "report",
     "revert",
+    "training",
 ]
 
 
 def __getattr__(name: str) -> Any:
     # Imported on first use: they take long to import, and some need optional packages.
-    if name in ("bench", "data", "models"):
+    if name in ("bench", "data", "models", "report", "training"):
         return importlib.import_module(f"{__name__}.{name}")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

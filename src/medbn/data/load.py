@@ -55,7 +55,7 @@ def load(
     else:
         info = get(name)
         if not info.is_present(root):
-            raise FileNotFoundError(f"{name} is not in {find_root(root)}: {info.how_to_get()}.")
+            raise FileNotFoundError(f"{name} is not in {find_root(root)}; get it: {info.how_to_get()}.")
         if info.corrupted:
             _check_test_split(name, split)
             if corruption is None:
