@@ -40,6 +40,25 @@ def device(request):
     return request.param
 
 
+@pytest.fixture
+def refusal(capsys):
+    """A function that runs ``medbn`` with wrong arguments and returns the one line that it prints on stderr."""
+    from medbn.cli import main
+
+    def run(arguments):
+        try:
+            code = main(arguments)
+        except SystemExit as exit_:
+            code = exit_.code
+        printed = capsys.readouterr()
+        assert code == 2
+        assert printed.err.count("\n") == 1
+        assert printed.out == ""
+        return printed.err
+
+    return run
+
+
 @pytest.fixture(autouse=True)
 def seed():
     torch.manual_seed(0)

@@ -13,7 +13,7 @@ from medbn.attacks import DIA, Indiscriminate, IndiscriminateSegmentation, Targe
 from medbn.bench import Attack, Place, deterministic
 from medbn.cuda_graphs import CaptureError, Graph
 
-from ..methods.conftest import small_model
+from ..methods.conftest import Waiting, small_model
 from ..methods.table import assert_same, make, state
 from ..simulated_graphs import simulate_graphs
 from .conftest import Linear
@@ -306,17 +306,6 @@ def test_a_gpu_captures_unasked_and_frees_the_memory(on_gpu):
     quick(gradient="smooth")(tta, images, labels, MALICIOUS)
     del tta
     assert reserved() < least + 2**28  # cuBLAS keeps some for its streams
-
-
-class Waiting(torch.nn.Module):
-    """Waits for the GPU in its forward pass."""
-
-    def __init__(self):
-        super().__init__()
-        self.inner = small_model()
-
-    def forward(self, x):
-        return self.inner(x) * (2.0 if bool((x > 0).any()) else 1.0)
 
 
 @pytest.mark.gpu

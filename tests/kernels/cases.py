@@ -1,6 +1,7 @@
-"""The devices and kernels that tests run on: C here, Triton on a machine with a GPU."""
+"""The devices and kernels that tests run on, C here and Triton on a machine with a GPU, and what holds for all."""
 
 import pytest
+import torch
 
 from medbn.kernels import c, triton
 
@@ -10,3 +11,26 @@ KERNELS = [
     *(pytest.param("cuda", kernel, marks=pytest.mark.gpu) for kernel in triton.KERNELS),
 ]
 on_each_kernel = pytest.mark.parametrize(("device", "kernel"), KERNELS)
+
+
+def assert_captured_without_synchronisation(step):
+    """Assert that a function on a GPU never waits for it, and that a CUDA graph of it gives the same bits."""
+    expected = step()
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        again = step()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert torch.equal(again, expected)
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        step()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        result = step()
+    graph.replay()
+    torch.cuda.synchronize()
+    assert torch.equal(result, expected)

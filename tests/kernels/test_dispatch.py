@@ -10,7 +10,7 @@ from medbn import kernels
 from medbn._normalise import normalise_batch
 from medbn.kernels import c, triton
 
-from .cases import needs_c, on_each_kernel
+from .cases import assert_captured_without_synchronisation, needs_c, on_each_kernel
 
 CASES = [
     ((8, 5, 7, 7), "random"),
@@ -240,21 +240,4 @@ def test_a_cuda_graph_can_be_captured_without_synchronisation(kernel):
     def step():
         return torch.autograd.grad(medbn.functional.robust_norm(x, estimator=kernel), x, g)[0]
 
-    expected = step()
-    torch.cuda.synchronize()
-    torch.cuda.set_sync_debug_mode("error")
-    try:
-        step()
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
-    side = torch.cuda.Stream()
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
-        step()
-    torch.cuda.current_stream().wait_stream(side)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        result = step()
-    graph.replay()
-    torch.cuda.synchronize()
-    assert torch.equal(result, expected)
+    assert_captured_without_synchronisation(step)

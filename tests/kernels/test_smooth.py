@@ -10,7 +10,7 @@ from medbn import kernels
 from medbn._normalise import normalise_batch
 from medbn.kernels import c, smooth, triton
 
-from .cases import needs_c, on_each_kernel
+from .cases import assert_captured_without_synchronisation, needs_c, on_each_kernel
 
 each_kernel = pytest.mark.parametrize("kernel", triton.KERNELS)
 CASES = [  # shape, temperature
@@ -169,22 +169,4 @@ def test_a_cuda_graph_can_be_captured_without_synchronisation(kernel):
         with medbn.backward_through(layer, medbn.gradients.get("smooth")):
             return torch.autograd.grad(layer(x), x, g)[0]
 
-    expected = step()
-    torch.cuda.synchronize()
-    torch.cuda.set_sync_debug_mode("error")
-    try:
-        again = step()
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
-    assert torch.equal(again, expected)
-    side = torch.cuda.Stream()
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
-        step()
-    torch.cuda.current_stream().wait_stream(side)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        result = step()
-    graph.replay()
-    torch.cuda.synchronize()
-    assert torch.equal(result, expected)
+    assert_captured_without_synchronisation(step)

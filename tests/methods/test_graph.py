@@ -15,7 +15,7 @@ from medbn.bench import Place, deterministic
 from medbn.cuda_graphs import CAPACITY, CaptureError
 
 from ..simulated_graphs import simulate_graphs
-from .conftest import small_model
+from .conftest import Waiting, small_model
 from .table import LEARNING, assert_same, make, state
 
 SERVING = {
@@ -242,17 +242,6 @@ def test_autocast_half_precision_and_any_structure_on_a_gpu(on_gpu, exact):
     for x in on_gpu:
         output, expected = (adapter(x, 2.0, shift=x.mean()) for adapter in (tta, plain))
         assert torch.equal(output.extra["all"][0], expected.extra["all"][0])
-
-
-class Waiting(nn.Module):
-    """Waits for the GPU in its forward pass."""
-
-    def __init__(self):
-        super().__init__()
-        self.inner = small_model()
-
-    def forward(self, x):
-        return self.inner(x) * (2.0 if bool((x > 0).any()) else 1.0)
 
 
 @pytest.mark.gpu
