@@ -1,7 +1,8 @@
 """Contexts that observe the robust layers of a model, or change how they behave until the context ends.
 
 Each acts on all robust layers of a model and changes no parameter and no statistic. They act on the model, not on the
-thread: threads that use different contexts need a copy of the model each. Under activation checkpointing a layer's
+thread: threads that use different contexts need a copy of the model each. However contexts overlap, a layer is as
+configured once all have ended. Under activation checkpointing a layer's
 forward pass runs again during the backward pass, which must then be inside the context too.
 """
 
@@ -16,7 +17,15 @@ from torch import Tensor, nn
 
 from . import estimators, policies
 from .estimators import Estimator
-from .layers import LayerPass, Observer, RobustBatchNorm
+from .layers import (
+    LayerPass,
+    Observer,
+    RobustBatchNorm,
+    add_observers,
+    add_overrides,
+    remove_observers,
+    remove_overrides,
+)
 from .policies import Policy
 
 
@@ -71,14 +80,12 @@ def observe(
 
         return Observer(call, detached, always_estimate)
 
-    installed = [(layer, observer(name)) for name, layer in robust_layers(model).items()]
-    for layer, added in installed:
-        layer._observers = (*layer._observers, added)
+    observers = {layer: observer(name) for name, layer in robust_layers(model).items()}
     try:
+        add_observers(observers)
         yield observations
     finally:
-        for layer, added in installed:
-            layer._observers = tuple(other for other in layer._observers if other is not added)
+        remove_observers(observers)
         observations.clear()
 
 
@@ -98,7 +105,7 @@ def backward_through(model: nn.Module, estimator: str | Estimator | Callable[[Es
     def choose(own: Estimator) -> Estimator:
         return estimators.get(estimator) if isinstance(estimator, str | Estimator) else estimator(own)
 
-    with _set(robust_layers(model), _backward=lambda layer: choose(layer.estimator)):
+    with _override({layer: {"_backward": choose(layer.estimator)} for layer in robust_layers(model).values()}):
         yield
 
 
@@ -106,14 +113,17 @@ def backward_through(model: nn.Module, estimator: str | Estimator | Callable[[Es
 def use_policy(model: nn.Module, policy: str | Policy) -> Iterator[None]:
     """Make every layer use another policy."""
     policy = policies.get(policy)
-    with _set(robust_layers(model), policy=lambda layer: policy):
+    layers = robust_layers(model).values()
+    for layer in layers:
+        layer.check_policy(policy)
+    with _override({layer: {"_policy": policy} for layer in layers}):
         yield
 
 
 @contextmanager
 def mask_images(model: nn.Module, valid: Tensor | None) -> Iterator[None]:
     """Estimate statistics only from the images that ``valid`` marks, a ``(B,)`` mask, as padded batches need."""
-    with _set(robust_layers(model), _valid=lambda layer: valid):
+    with _override({layer: {"_valid": valid} for layer in robust_layers(model).values()}):
         yield
 
 
@@ -128,14 +138,10 @@ def robust_layers(model: nn.Module) -> dict[str, RobustBatchNorm]:
 
 
 @contextmanager
-def _set(layers: dict[str, RobustBatchNorm], **settings: Any) -> Iterator[None]:
-    """Set attributes of all layers to what functions of the layer return, and restore the old values on exit."""
-    before = [(layer, name, getattr(layer, name)) for layer in layers.values() for name in settings]
+def _override(overrides: dict[RobustBatchNorm, dict[str, Any]]) -> Iterator[None]:
+    """Override settings of layers. Other contexts may begin and end meanwhile, in any order."""
     try:
-        for layer in layers.values():
-            for name, value in settings.items():
-                setattr(layer, name, value(layer))
+        add_overrides(overrides)
         yield
     finally:
-        for layer, name, value in before:
-            setattr(layer, name, value)
+        remove_overrides(overrides)

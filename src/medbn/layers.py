@@ -8,7 +8,8 @@ pass in eval() writes nothing.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import threading
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -56,8 +57,10 @@ tails: dict[str, Callable[[nn.Module, Tensor], Tensor]] = {}
 """What BatchNorm subclasses do after normalising, by the class's module and name; see ``medbn.register_tail``."""
 
 _MOVING_AVERAGE = ("ema_mean", "ema_var")
-_SETTINGS = ("_estimator", "_policy", "_nonfinite", "_converted_from", "_tail")
-_TEMPORARY: dict[str, Any] = {"_valid": None, "_backward": None, "_observers": ()}
+_SETTINGS = ("_estimator", "_policy", "_own_policy", "_nonfinite", "_converted_from", "_tail")
+_TEMPORARY: dict[str, Any] = {"_valid": None, "_backward": None, "_observers": (), "_overrides": ()}
+_temporary_lock = threading.RLock()
+"""Held while what contexts have set is changed: threads may use contexts of one model at the same time."""
 
 
 class RobustBatchNorm(_BatchNorm):
@@ -81,6 +84,8 @@ class RobustBatchNorm(_BatchNorm):
     ema_mean: Tensor | None
     ema_var: Tensor | None
     num_batches_tracked: Tensor | None
+    _policy: Policy
+    _own_policy: Policy
 
     def __init__(
         self,
@@ -106,11 +111,12 @@ class RobustBatchNorm(_BatchNorm):
             self.register_buffer(name, None, persistent=False)
         self.estimator = estimator
         self.nonfinite = nonfinite
-        self.policy = policy
         # Set by the contexts of medbn.hooks, for as long as they last; copies made meanwhile do not have them.
         self._valid: Tensor | None = None
         self._backward: Estimator | None = None
         self._observers: tuple[Observer, ...] = ()
+        self._overrides: tuple[dict[str, Any], ...] = ()
+        self.policy = policy
         # Set by medbn.convert.
         self._converted_from: type[_BatchNorm] | None = None
         self._tail: str | None = None
@@ -121,7 +127,7 @@ class RobustBatchNorm(_BatchNorm):
             delattr(self, name)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, **_TEMPORARY}
+        return {**self.__dict__, **_TEMPORARY, "_policy": self._own_policy}
 
     @property
     def estimator(self) -> Estimator:
@@ -146,12 +152,23 @@ class RobustBatchNorm(_BatchNorm):
     @policy.setter
     def policy(self, policy: str | Policy) -> None:
         policy = policies.get(policy)
+        self.check_policy(policy)
+        with _temporary_lock:
+            self._own_policy = policy
+            self._apply_overrides()
+
+    def check_policy(self, policy: Policy) -> None:
+        """Raise if the policy needs source statistics and the layer has none."""
         if policy.reference is not None and self.running_mean is None:
             raise ValueError(
                 f"policy {policy} needs source statistics, and this layer has none"
                 " (track_running_stats=False); use policy 'batch'."
             )
-        self._policy = policy
+
+    @property
+    def own_policy(self) -> Policy:
+        """The policy that the layer has outside of contexts such as ``medbn.hooks.use_policy``."""
+        return self._own_policy
 
     @property
     def nonfinite(self) -> str | None:
@@ -256,6 +273,15 @@ class RobustBatchNorm(_BatchNorm):
             )
         return mean, var
 
+    # --- what contexts set --------------------------------------------------------------------------------------------
+
+    def _apply_overrides(self) -> None:
+        """Set what contexts may override: to the value of the last context that does, else to the layer's own."""
+        settings = vars(self)
+        settings.update(_policy=self._own_policy, _valid=None, _backward=None)
+        for override in self._overrides:
+            settings.update(override)
+
     # --- state --------------------------------------------------------------------------------------------------------
 
     def commit(self, centre: Tensor, variance: Tensor) -> None:
@@ -312,6 +338,49 @@ class RobustBatchNorm(_BatchNorm):
         """Return what torch shows, the estimator and the policy."""
         text = f"{super().extra_repr()}, estimator={self.estimator.name}, policy={self.policy}"  # type: ignore[no-untyped-call]
         return text + (f", nonfinite={self.nonfinite}" if self.nonfinite else "")
+
+
+def add_overrides(overrides: Mapping[RobustBatchNorm, dict[str, Any]]) -> None:
+    """Override settings of layers until ``remove_overrides``, which may come in any order."""
+    with _temporary_lock:
+        for layer, override in overrides.items():
+            vars(layer).update(override, _overrides=(*layer._overrides, override))
+
+
+def remove_overrides(overrides: Mapping[RobustBatchNorm, dict[str, Any]]) -> None:
+    """Remove these overrides, where they are; the others and the layer's own settings remain."""
+    with _temporary_lock:
+        for layer, override in overrides.items():
+            vars(layer)["_overrides"] = tuple([other for other in layer._overrides if other is not override])
+            layer._apply_overrides()
+
+
+def add_observers(observers: Mapping[RobustBatchNorm, Observer]) -> None:
+    """Call these observers in each forward pass, after those that are there."""
+    with _temporary_lock:
+        for layer, observer in observers.items():
+            layer._observers = (*layer._observers, observer)
+
+
+def remove_observers(observers: Mapping[RobustBatchNorm, Observer]) -> None:
+    """Remove these observers, where they are."""
+    with _temporary_lock:
+        for layer, observer in observers.items():
+            layer._observers = tuple(other for other in layer._observers if other is not observer)
+
+
+def remove_other_contexts(contexts: Iterable[tuple[RobustBatchNorm, Any, Any]]) -> None:
+    """Remove what contexts have set since ``list_contexts``, for those that an exception kept from doing so."""
+    with _temporary_lock:
+        for layer, overrides, observers in contexts:
+            layer._overrides = tuple(o for o in layer._overrides if any(o is old for old in overrides))
+            layer._observers = tuple(o for o in layer._observers if any(o is old for old in observers))
+            layer._apply_overrides()
+
+
+def list_contexts(layers: Iterable[RobustBatchNorm]) -> list[tuple[RobustBatchNorm, Any, Any]]:
+    """Return what contexts have set in these layers, for ``remove_other_contexts``."""
+    return [(layer, layer._overrides, layer._observers) for layer in layers]
 
 
 def gather_statistics(statistics: Mapping[RobustBatchNorm, tuple[Tensor, Tensor]]) -> Callable[..., None]:

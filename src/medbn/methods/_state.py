@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +16,9 @@ from torch.nn import Parameter
 from torch.utils._pytree import tree_map
 
 from ..layers import RobustBatchNorm
+from ._journal import Journal, Lock, copy_tensors, exclusive
+
+T = TypeVar("T")
 
 
 class Stateful(nn.Module):
@@ -33,25 +36,87 @@ class Stateful(nn.Module):
         self.memory: dict[str, Any] = {}
         self.generator = torch.Generator().manual_seed(seed)
         self.source_state: dict[str, Any] = {}
+        self.lock = Lock()
+        self._journal: Journal | None = None
         self._loaded_state: dict[str, Any] | None = None
         self.register_load_state_dict_post_hook(_apply_loaded_state)  # type: ignore[no-untyped-call]
 
+    # --- one thread at a time, all or nothing -------------------------------------------------------------------------
+
+    def run_alone(self, function: Callable[..., T], *args: Any, changes: bool = True, **kwargs: Any) -> T:
+        """Run a function while other threads wait; if it raises, undo what it has changed.
+
+        The journal is dropped only when the function has ended. So an exception may arrive at any moment, as from a
+        signal handler, even while another is handled: who uses the adapter next completes what is left to undo.
+
+        Args:
+            function: what to run.
+            args: its arguments.
+            kwargs: its other arguments.
+            changes: False for a function that puts tensors in the place of others for its own duration only.
+        """
+        if self.lock.is_mine():
+            raise RuntimeError(
+                f"{self._name()} was called inside a call of its own, from a hook or from the model; a call predicts"
+                " and adapts once. Call it after that call has returned, or call a copy: copy.deepcopy."
+            )
+        with self.lock.held:
+            self.roll_back()
+            journal = self._journal = Journal(self, changes)
+            try:
+                result = function(*args, **kwargs)
+                self._journal = None
+                return result
+            except BaseException:
+                self._journal = journal
+                self.roll_back()
+                raise
+
+    def roll_back(self) -> None:
+        """Undo what a call that raised has changed, if anything is left of it."""
+        if self._journal is not None:
+            self._journal.undo(self)
+            self._journal = None
+
+    def set_policies(self) -> None:
+        """Give the layers the policies of this state."""
+
+    @exclusive
+    def __deepcopy__(self, memo: dict[int, Any]) -> Stateful:
+        copied = type(self).__new__(type(self))
+        memo[id(self)] = copied
+        copied.__dict__.update(copy.deepcopy(self.__dict__, memo))
+        return copied
+
+    @exclusive
+    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        """Return everything that adapts, and the model; ``save`` it with torch and load it with weights only."""
+        return super().state_dict(*args, **kwargs)
+
+    @exclusive
+    def load_state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        """Load what ``state_dict`` returned."""
+        return super().load_state_dict(*args, **kwargs)
+
+    # --- the state ----------------------------------------------------------------------------------------------------
+
+    @exclusive
     def snapshot(self) -> dict[str, Any]:
         """Return a copy of everything that adapts, for ``restore``."""
         averages = {
             n: (layer.ema_mean, layer.ema_var) for n, layer in self.layers.items() if layer.ema_mean is not None
         }
         optimizer = None if self.optimizer is None else self.optimizer.state_dict()
-        rest = {"averages": averages, "optimizer": optimizer, "memory": self.memory}
-        copies: dict[str, Any] = tree_map(lambda v: v.detach().clone() if isinstance(v, Tensor) else v, rest)
         return {
             "method": self._name(),
             "estimators": self._estimators(),
-            "learned": {name: p.detach().clone() for name, p in self.learned.items()},
-            **copies,
+            **copy_tensors(
+                {"learned": self.learned, "averages": averages, "optimizer": optimizer, "memory": self.memory}
+            ),
             "random": self.generator.get_state(),
         }
 
+    @exclusive
     def restore(self, snapshot: dict[str, Any]) -> None:
         """Return to a snapshot. What follows is then the same, to the bit."""
         self._check_state(snapshot)
@@ -66,6 +131,7 @@ class Stateful(nn.Module):
         self.memory = tree_map(lambda v: self._to_model(v.clone()) if isinstance(v, Tensor) else v, snapshot["memory"])
         self.generator.set_state(snapshot["random"].cpu())
 
+    @exclusive
     def reset(self) -> None:
         """Return to the source model."""
         self.restore(self.source_state)
@@ -122,6 +188,7 @@ class Stateful(nn.Module):
         full = (torch.float32, torch.float64)
         return value.to(like.device, like.dtype if value.dtype in full and like.dtype in full else value.dtype)
 
+    @exclusive
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Stateful:
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         states = (self.memory, self.source_state)

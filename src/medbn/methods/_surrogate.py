@@ -31,7 +31,7 @@ def make_surrogate(adapter: Adapter, gradient: str, of: str, temperature: float,
 
 
 class Surrogate:
-    """An adapter in one state, as a function. Each call swaps that state's tensors in, and writes nothing."""
+    """An adapter in one state, as a function. Each call swaps that state's tensors in, and changes nothing."""
 
     def __init__(
         self,
@@ -55,7 +55,10 @@ class Surrogate:
         return other
 
     def __call__(self, *args: Any, valid: Tensor | None = None, **kwargs: Any) -> Tensor:
-        """Return the logits of a batch."""
+        """Return the logits of a batch. The adapter serves no other thread meanwhile."""
+        return self.adapter.run_alone(self._predict, args, kwargs, valid, changes=False)
+
+    def _predict(self, args: tuple[Any, ...], kwargs: dict[str, Any], valid: Tensor | None) -> Tensor:
         adapter, model, state, backward = self.adapter, self.adapter.model, self.state, self.backward_estimator
         inputs = Inputs.of(args, kwargs, valid)
 

@@ -11,8 +11,7 @@ Attributes of the class:
     ``presets``: options that differ from their defaults, by benchmark.
     ``version``: raised when the method's numbers change.
     ``policy``: which statistics the layers normalise with.
-    ``adapts``, ``needs_source_images``, ``undo_failed_updates``, ``commits_in_update``,
-    ``surrogate_from_policies``: see below.
+    ``adapts``, ``needs_source_images``, ``commits_in_update``, ``surrogate_from_policies``: see below.
 
 Methods of Adapter:
     ``policy_for(layer)``: the policy of one layer, where layers differ.
@@ -45,6 +44,7 @@ from ..layers import RobustBatchNorm
 from ..policies import Policy
 from ._call import Inputs, LogitsOption, detach_output
 from ._graph import ForwardGraphs
+from ._journal import exclusive
 from ._state import Stateful
 from ._surrogate import Surrogate, make_hashable, make_surrogate
 
@@ -69,7 +69,8 @@ class Adapter(Stateful):
             models whose own code keeps something from call to call or branches on values, and not for methods that
             learn.
 
-    An adapter changes as it serves, so it serves one thread at a time.
+    An adapter changes as it serves, so it serves one thread at a time; others wait. A call that raises, even at an
+    exception that arrives from outside, as at Ctrl-C, has changed nothing.
     """
 
     label: ClassVar[str] = "Adapter"
@@ -85,9 +86,6 @@ class Adapter(Stateful):
     """False for a method that never changes: it also wraps models without BatchNorm and accepts non-finite output."""
     needs_source_images: ClassVar[bool] = False
     """Whether the option ``source``, batches of source images, must be given."""
-    undo_failed_updates: bool = False
-    """Whether ``update`` runs the model after it has changed something. Then a failure in it is undone, which costs a
-    copy of the state per batch."""
     commits_in_update: bool = False
     """Whether ``update`` commits statistics besides the batch's own, which are then committed on top of those."""
     surrogate_from_policies: ClassVar[bool] = False
@@ -135,7 +133,7 @@ class Adapter(Stateful):
         self.eval()
         for parameter in self.model.parameters():
             parameter.requires_grad_(False)
-        self._set_policies()
+        self.set_policies()
         self._policies_changed = False
         for name in self._averaged():
             layer = self.layers[name]
@@ -150,10 +148,11 @@ class Adapter(Stateful):
         self.model.eval()
         return self
 
+    @exclusive
     def restore(self, snapshot: dict[str, Any]) -> None:
         """Return to a snapshot. What follows is then the same, to the bit."""
         super().restore(snapshot)
-        self._set_policies()
+        self.set_policies()
 
     # --- what a method overrides --------------------------------------------------------------------------------------
 
@@ -220,6 +219,10 @@ class Adapter(Stateful):
 
     # --- one call -----------------------------------------------------------------------------------------------------
 
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Predict and adapt, once, as ``forward`` says; other threads wait. A call that raises has changed nothing."""
+        return self.run_alone(super().__call__, *args, **kwargs)
+
     def forward(self, *args: Any, valid: Tensor | None = None, **kwargs: Any) -> Any:
         """Predict and adapt, once; return what the model returns.
 
@@ -237,11 +240,9 @@ class Adapter(Stateful):
         with torch.set_grad_enabled(bool(self.learned)), padding:
             output, commit = self._predict(inputs)
             images = self._count_images(inputs, output)
-            undoes = self.undo_failed_updates or (self.predict == "after" and bool(self.learned))
-            with self._undo_on_error() if undoes else nullcontext():
-                if self.update(inputs, output) and self.predict == "after":
-                    with torch.no_grad():
-                        output = self.run_model(inputs)
+            if self.update(inputs, output) and self.predict == "after":
+                with torch.no_grad():
+                    output = self.run_model(inputs)
         if commit is not None:
             self.commit(commit, images)
         return tree_map(detach_output, output)
@@ -268,15 +269,6 @@ class Adapter(Stateful):
         if not images:
             raise ValueError(NOTHING_FINITE)
         return images
-
-    @contextmanager
-    def _undo_on_error(self) -> Iterator[None]:
-        before = self.snapshot()
-        try:
-            yield
-        except BaseException:
-            self.restore(before)
-            raise
 
     # --- what methods and CUDA graphs use -----------------------------------------------------------------------------
 
@@ -318,7 +310,7 @@ class Adapter(Stateful):
         commit(self.commit_policy(images, self.memory))
         self.remember(images)
         if self.memory:  # policies change with the memory only
-            self._set_policies()
+            self.set_policies()
 
     def ignore_padding(self, inputs: Inputs) -> AbstractContextManager[None]:
         """Leave the padding of these inputs out of the statistics, inside the context."""
@@ -328,14 +320,14 @@ class Adapter(Stateful):
         """Return the names of the layers with a moving average."""
         return {name for name, policy in self._policies.items() if policy.reference == "ema"}
 
-    def _set_policies(self) -> None:
-        """Set the layers' policies where they have changed since they were last set."""
+    def set_policies(self) -> None:
+        """Set the layers' policies where they are not what they should be."""
         self._policies_changed = False
         for name, layer in self.layers.items():
-            policy = self.policy_for(name)
-            current = self._policies.get(name)
+            self._policies[name] = policy = self.policy_for(name)
+            current = layer.own_policy
             if policy is not current and policy != current:
-                layer.policy = self._policies[name] = policy
+                layer.policy = policy
                 self._policies_changed = True
 
     # --- the attacker's view ------------------------------------------------------------------------------------------

@@ -55,7 +55,6 @@ class Learner(Adapter):
             raise unknown_name("optimizer", optimizer, OPTIMIZERS)
         self.steps = steps
         self.frozen = frozen
-        self.undo_failed_updates = self.undo_failed_updates or steps > 1  # the model runs between the steps
         make = optimizer if callable(optimizer) else OPTIMIZERS[optimizer]
         decay = {"weight_decay": weight_decay} if weight_decay or not callable(optimizer) else {}
         self._make_optimizer: Callable[..., torch.optim.Optimizer] = partial(make, lr=lr, **decay)

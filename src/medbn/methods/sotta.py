@@ -51,7 +51,6 @@ class SoTTA(Learner):
     version: ClassVar[int] = 2  # before, ``statistics`` was ``"batch"``
     freezes_last_stage: ClassVar[bool] = True
     presets: ClassVar[dict[str, dict[str, Any]]] = {"cifar100": {"confidence": 0.66}, "imagenet": {"confidence": 0.33}}
-    undo_failed_updates = True  # it remembers before it learns
     surrogate_from_policies: ClassVar[bool] = True
 
     def __init__(
