@@ -1,8 +1,8 @@
-"""The error for a name that does not exist, used everywhere."""
+"""The error for a name that does not exist, and lists of names in errors; used everywhere."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
 
 
@@ -12,3 +12,12 @@ def unknown_name(kind: str, given: object, known: Iterable[str]) -> ValueError:
     close = get_close_matches(str(given), names, n=1)
     hint = f" Did you mean {close[0]!r}?" if close else ""
     return ValueError(f"unknown {kind} {given!r}.{hint} Available: {', '.join(names)}.")
+
+
+def abbreviate(names: Sequence[str], most: int = 4) -> str:
+    """Return the first names, and how many more there are.
+
+    >>> abbreviate(["a", "b", "c"], most=2)
+    'a, b and 1 more'
+    """
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm, _LazyNormBase
 
 from . import estimators, policies
+from ._errors import abbreviate
 from ._isolate import isolates
 from .estimators import Estimator
 from .layers import RobustBatchNorm, RobustBatchNorm1d, RobustBatchNorm2d, RobustBatchNorm3d, tails
@@ -182,7 +183,7 @@ def _check_patterns(option: str, names: Names, layers: dict[_BatchNorm, list[str
         if not any(fnmatchcase(name, pattern) for name in existing):
             is_parent = any(name.startswith(pattern + ".") for name in existing)
             hint = f"; did you mean {pattern + '.*'!r}?" if is_parent else "."
-            some = ", ".join(map(repr, existing[:5])) + (" and more" if len(existing) > 5 else "")
+            some = abbreviate([repr(name) for name in existing])
             raise ValueError(f"{option}={pattern!r} names none of the BatchNorm layers, which are {some}{hint}")
     return patterns
 

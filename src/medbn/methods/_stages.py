@@ -8,6 +8,7 @@ from fnmatch import fnmatchcase
 
 from torch import nn
 
+from .._errors import abbreviate
 from ..layers import RobustBatchNorm
 
 
@@ -32,7 +33,7 @@ def last_stage(model: nn.Module, layers: dict[str, RobustBatchNorm], frozen: str
     count = max(1, len(names) // 4) if len(names) > 1 else 0
     last = names[len(names) - count :]
     consequence = (
-        f"the last {count} of its {len(names)} robust layers are not learned: {_abbreviate(last)}"
+        f"the last {count} of its {len(names)} robust layers are not learned: {_quote(last)}"
         if count
         else "all its robust layers are learned"
     )
@@ -47,7 +48,7 @@ def _match(names: list[str], patterns: list[str]) -> set[str]:
     """Return the names that match a pattern; raise if a pattern matches none, or if all names match."""
     for pattern in patterns:
         if not any(fnmatchcase(name, pattern) for name in names):
-            raise ValueError(f"frozen={pattern!r} names none of the robust layers; there are {_abbreviate(names)}.")
+            raise ValueError(f"frozen={pattern!r} names none of the robust layers; there are {_quote(names)}.")
     matches = {name for name in names if any(fnmatchcase(name, pattern) for pattern in patterns)}
     if len(matches) == len(names):
         raise ValueError(f"frozen={patterns!r} names all {len(names)} robust layers; nothing would be left to learn.")
@@ -67,5 +68,5 @@ def _stages(names: list[str]) -> list[list[str]]:
         names, depth = stages[0], depth + 1
 
 
-def _abbreviate(names: list[str]) -> str:
-    return ", ".join(repr(name) for name in names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
+def _quote(names: list[str]) -> str:
+    return abbreviate([repr(name) for name in names])

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from .._errors import abbreviate
 from .._files import replace_atomically
 from .input_normalisation import InputNormalisation, NormalisedModel
 
@@ -188,9 +189,9 @@ def _check(kind: str, path: Path, state: dict[str, Any], expected: Mapping[str, 
     ]
     problems = []
     if strict or (expected and len(missing) == len(expected)):
-        problems += [f"missing: {_first_few(missing)}"] * bool(missing)
-        problems += [f"unexpected: {_first_few(unexpected)}"] * bool(unexpected)
-    problems += [f"different: {_first_few(different)}"] * bool(different)
+        problems += [f"missing: {abbreviate(missing)}"] * bool(missing)
+        problems += [f"unexpected: {abbreviate(unexpected)}"] * bool(unexpected)
+    problems += [f"different: {abbreviate(different)}"] * bool(different)
     if problems:
         raise ValueError(
             f"weights {str(path)!r} do not fit {kind}; {'; '.join(problems)}. Check the model's name, classes= and"
@@ -208,10 +209,6 @@ def _mismatch(name: str, value: object, expected: object) -> list[str]:
     if value.is_floating_point() != expected.is_floating_point() or value.is_complex() != expected.is_complex():
         return [f"{name} is {value.dtype}, expected {expected.dtype}"]
     return []
-
-
-def _first_few(names: list[str]) -> str:
-    return ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
 
 
 def require_safetensors() -> None:
