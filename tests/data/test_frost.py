@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from medbn.data.corruptions import corrupt
-from medbn.data.corruptions.frost import frost_folder, synthetic_frost
+from medbn.data.corruptions.frost import FROST_FILES, frost_folder, frost_photographs, synthetic_frost
 from medbn.data.corruptions.plasma import plasma
 
 from .images import smooth_images
@@ -26,6 +26,38 @@ def test_frost_mixes_in_photographs(frost_photographs, monkeypatch):
     mean = corrupt(black, "frost", 5, frost=frost_photographs).double().mean().item()
     pictures = [np.asarray(image.open(file)).mean() for file in frost_photographs.iterdir()]
     assert mean == pytest.approx(0.45 * np.mean(pictures), rel=0.15)
+
+
+@pytest.fixture
+def write_photographs(tmp_path_factory):
+    """A function that writes the same picture, (H, W, 3) bytes, as each of the five photographs."""
+    image = pytest.importorskip("PIL.Image")
+
+    def write(picture):
+        folder = tmp_path_factory.mktemp("frost")
+        for name in FROST_FILES:
+            image.fromarray(picture).save(folder / name, format="PNG")  # whatever the suffix: JPEG would change it
+        return folder
+
+    return write
+
+
+def test_the_size_of_a_scaled_photograph_is_rounded_as_opencv_does(write_photographs):
+    """``cv2.resize(photograph, (0, 0), fx=0.2, fy=0.2)`` rounds to the nearest size and reads every fifth pixel."""
+    picture = np.random.default_rng(0).integers(0, 256, (302, 404, 3), dtype=np.uint8)
+    scaled = frost_photographs(write_photographs(picture), 0.2, 32, 32)[0]
+    assert np.array_equal(scaled.transpose(1, 2, 0), picture[2::5, 2::5][:60, :81])
+
+
+def test_a_crop_never_holds_the_last_row_or_column(write_photographs):
+    """The benchmark draws positions with ``randint(0, size - 32)``, which excludes the last one."""
+    black = torch.zeros(40, 3, 32, 32, dtype=torch.uint8)
+    for last, drawn in [(33, False), (32, True)]:  # of the 34 rows and columns of a scaled photograph
+        picture = np.zeros((170, 170, 3), dtype=np.uint8)
+        picture[5 * last :] = picture[:, 5 * last :] = 255
+        assert corrupt(black, "frost", 5, frost=write_photographs(picture)).any() == drawn
+    one_position = write_photographs(np.full((160, 160, 3), 255, dtype=np.uint8))
+    assert (corrupt(black, "frost", 5, frost=one_position) == 114).all()
 
 
 def test_missing_photographs_say_what_to_do(tmp_path, monkeypatch):

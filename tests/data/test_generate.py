@@ -194,6 +194,20 @@ def test_other_photographs_of_frost_are_other_images(clean, tmp_path, frost_phot
     assert one.fingerprint != two.fingerprint
 
 
+def test_a_file_of_an_earlier_version_of_a_corruption_is_not_taken_for_a_new_one(clean, tmp_path):
+    data.generate(clean, tmp_path, names=("frost",), frost="synthetic")
+    manifest = tmp_path / "medbn.json"
+    values = json.loads(manifest.read_text())
+    assert values.pop("versions") == {"frost": 2}
+    manifest.write_text(json.dumps(values))  # as before corruptions had versions
+    for _ in range(2):  # a call for another corruption does not change what is known of the old file
+        with pytest.raises(FileExistsError, match=r"frost\.npy.*version"):
+            data.generate(clean, tmp_path, names=("frost",), frost="synthetic")
+        data.generate(clean, tmp_path, names=("fog",), frost="synthetic")
+    (tmp_path / "frost.npy").unlink()
+    assert data.generate(clean, tmp_path, names=("frost",), frost="synthetic").written == ("frost",)
+
+
 def test_the_digits_need_no_download(capsys):
     assert main(["data", "fetch", "digits"]) == 0
     assert "digits ships" in capsys.readouterr().out

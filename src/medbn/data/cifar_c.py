@@ -84,7 +84,9 @@ def read_manifest(folder: Path) -> dict[str, Any] | None:
         return None
     try:
         manifest = json.loads(file.read_text())
-        if isinstance(manifest["classes"], list) and manifest["made by"]:
+        classes, versions = manifest["classes"], manifest.get("versions", {})
+        text = isinstance(classes, list) and all(isinstance(one, str) for one in classes)
+        if text and isinstance(versions, dict) and manifest["made by"]:
             return dict(manifest)
     except (ValueError, KeyError, TypeError):
         pass

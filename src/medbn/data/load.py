@@ -91,8 +91,12 @@ def corrupt(
         return result
 
     def compute_fingerprint() -> str:
-        photographs = corruptions.frost_fingerprint(frost) if corruptions.get(corruption).uses_frost else ""
-        return digest(dataset.fingerprint, corruption, f"{severity} {seed} {corruptions.VERSION}", photographs)
+        info = corruptions.get(corruption)
+        photographs = corruptions.frost_fingerprint(frost) if info.uses_frost else ""
+        parts = [dataset.fingerprint, corruption, f"{severity} {seed} {corruptions.VERSION}", photographs]
+        if info.version > 1:  # fingerprints from before corruptions had versions stay valid
+            parts.append(f"version {info.version}")
+        return digest(*parts)
 
     return Dataset(
         f"{dataset.name}/{corruption}/{severity}",

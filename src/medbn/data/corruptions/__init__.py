@@ -19,7 +19,7 @@ for _group in GROUPS:
 NAMES = tuple(available())
 """The fifteen corruptions of the benchmark, in the order of the paper's tables."""
 VERSION = 1
-"""Increased whenever the same seed gives other images."""
+"""Increased when the same seed gives other images for all corruptions; for one of them, its own ``version`` is."""
 
 __all__ = [
     "GROUPS",

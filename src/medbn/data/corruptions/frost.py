@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import importlib.util
-import math
 import os
 from pathlib import Path
 from typing import Any
@@ -77,9 +76,12 @@ def synthetic_frost(rng: np.random.Generator, height: int, width: int) -> Any:
 
 
 def _scale(x: Tensor, dim: int, scale: float) -> Tensor:
-    """Scale one dimension bilinearly, without smoothing first and with aligned pixel centres, as the benchmark does."""
+    """Scale one dimension bilinearly, without smoothing first and with aligned pixel centres, as the benchmark does.
+
+    The benchmark calls OpenCV's ``resize``, which rounds sizes to the nearest integer and halves to the even one.
+    """
     old = x.shape[dim]
-    size = math.ceil(round(old * scale, 6))
+    size = round(old * scale)
     positions = ((np.arange(size) + 0.5) / scale - 0.5).clip(0, old - 1)
     low = np.floor(positions).astype(np.int64)
     shape = [1, 1, 1, 1]

@@ -52,6 +52,7 @@ def snow(x: Tensor, level: Level, random: ImageRandom) -> Tensor:
     small=[(1, 0.2, 0.2), (1, 0.3, 0.2), (0.9, 0.4, 0.2), (0.85, 0.4, 0.2), (0.75, 0.45, 0.2)],
     large=[(1, 0.4, 1), (0.8, 0.6, 1), (0.7, 0.7, 1), (0.65, 0.7, 1), (0.6, 0.75, 1)],
     uses_frost=True,
+    version=2,  # 1 rounded the size of photographs up, and used the last position of a crop
 )
 def frost(x: Tensor, level: Level, random: ImageRandom) -> Tensor:
     """Mix the image with a random crop of a photograph of frost.
@@ -67,8 +68,9 @@ def frost(x: Tensor, level: Level, random: ImageRandom) -> Tensor:
 
         def crop(rng: np.random.Generator) -> Floats:
             photograph = photographs[rng.integers(len(photographs))]
-            top = rng.integers(photograph.shape[1] - height + 1)
-            left = rng.integers(photograph.shape[2] - width + 1)
+            # Without the last position, as in the benchmark, unless it is the only one.
+            top = rng.integers(max(photograph.shape[1] - height, 1))
+            left = rng.integers(max(photograph.shape[2] - width, 1))
             return photograph[:, top : top + height, left : left + width]
 
         crops = random.draw(crop)
