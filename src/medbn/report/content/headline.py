@@ -8,7 +8,7 @@ from typing import Any
 from ...bench import Cell, Store
 from ...bench import results as stored
 from ..document import Measure, Part, Table, Value
-from .labels import BASELINE, attack_label, capitalise, estimator_label, method_label
+from .labels import BASELINE, attack_label, capitalise, estimator_label, method_label, uses_estimator
 from .measures import counts, coverage_notes, difference, measure_harm, measure_without
 from .panels import Panel, split_into_panels
 
@@ -57,8 +57,8 @@ def _unit(panel: Panel) -> str:
 
 
 def _normalisation(method: str, estimator: str) -> str:
-    """Return the label of the estimator, which the un-adapted model does not use."""
-    return "un-adapted" if method == "source" else estimator_label(estimator)
+    """Return the label of the estimator, which a method that never adapts does not use."""
+    return estimator_label(estimator) if uses_estimator(method) else "un-adapted"
 
 
 def _value_columns(panel: Panel, compares_attacks: bool) -> list[str]:

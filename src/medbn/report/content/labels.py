@@ -45,6 +45,11 @@ def method_label(name: str) -> str:
     return methods.get(name).label if name in methods.available() else name
 
 
+def uses_estimator(name: str) -> bool:
+    """Return whether a method adapts, so that its layers' estimator matters; true if it is not registered here."""
+    return name not in methods.available() or methods.get(name).adapts
+
+
 def objective_class(name: str) -> type[Objective]:
     """Return an objective's class; the base class, with its general labels, if it is not registered here."""
     return objectives.get(name) if name in objectives.available() else Objective
