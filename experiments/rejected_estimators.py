@@ -108,7 +108,8 @@ def format_rates(results: bench.results.Results, estimator: str, gradients: tupl
     rates = []
     for gradient in gradients:
         rates.append(own.select(lambda cell: cell.attack is not None and cell.attack.gradient == gradient).success())  # noqa: B023
-    shown = [f"{100 * r.value:.0f} ({100 * r.low:.0f}–{100 * r.high:.0f})" if r else "" for r in (*rates, own.worst())]
+    rates.append(own.worst(results.values(lambda cell: cell.attack)))
+    shown = [f"{100 * r.value:.0f} ({100 * r.low:.0f}–{100 * r.high:.0f})" if r else "" for r in rates]
     error = own.error("wrong_without")
     return f"{100 * error.value if error else 0:8.1f}  {shown[0]:14}{shown[1]:20}{shown[2]}"
 

@@ -39,17 +39,24 @@ def test_bootstrap_is_that_of_scipy_and_always_the_same():
     assert interval.high == pytest.approx(expected.high, abs=0.005)
 
 
-def test_one_batch_has_an_interval_over_its_images():
-    assert bootstrap([16], [160]) == wilson(16, 160)
+def test_fewer_than_five_batches_have_no_interval():
+    for few in ([16], [16, 32], [16, 32, 8, 24]):
+        for interval in (bootstrap(few, [160] * len(few)), paired([0.0] * len(few), [one / 160 for one in few])):
+            assert interval.value == pytest.approx(sum(few) / len(few) / 160)
+            assert math.isnan(interval.low)
+            assert math.isnan(interval.high)
+    five = bootstrap([16, 32, 8, 24, 16], [160] * 5)
+    assert five.low < five.value < five.high
 
 
 def test_batches_are_drawn_within_streams_where_these_have_several():
-    wrong, images, streams = [10, 12, 90, 88], [100] * 4, ["a", "a", "b", "b"]
+    wrong, images, streams = [10, 12, 90, 88, 11, 89], [100] * 6, ["a", "a", "b", "b", "a", "b"]
     within, across = bootstrap(wrong, images, streams), bootstrap(wrong, images)
     assert within.value == across.value == 0.5
     assert within.high - within.low < 0.02 + 1e-9
     assert across.high - across.low > 0.5
-    assert bootstrap(wrong[1:], images[1:], streams[1:]) == bootstrap(wrong[1:], images[1:])  # "a" has but one
+    single = ["a", "b", "b", "b", "b", "b"]  # "a" has but one
+    assert bootstrap(wrong, images, single) == across
 
 
 def test_paired_differences_ignore_what_both_share():
@@ -58,7 +65,6 @@ def test_paired_differences_ignore_what_both_share():
     interval = paired(hard.tolist(), (hard - 0.1).tolist())
     assert interval.value == pytest.approx(-0.1)
     assert interval.high - interval.low < 1e-9
-    assert math.isnan(paired([0.5], [0.4]).low)
     with pytest.raises(ValueError, match="1 and 0"):
         paired([1.0], [])
 

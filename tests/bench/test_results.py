@@ -18,6 +18,14 @@ def test_the_worst_attack_is_over_batches_that_had_all_attacks(tiny):
     assert Results({}, [], cells).worst().value == pytest.approx(2 / 3)
     assert Results({}, [], cells[1:]).worst().value == pytest.approx(3 / 5)
     assert Results({}, [], []).worst() is None
+    assert Results({}, [], cells[1:]).worst([exact.attack, smooth.attack]) is None
+
+
+def test_a_mean_has_one_gradient_so_one_attack_is_its_worst(tiny):
+    cell = replace(next(iter(tiny.cells())), estimator="mean")
+    one, other = (replace(cell.attack, gradient=gradient) for gradient in ("straight_through", "smooth"))
+    results = Results({}, [], [Result("", replace(cell, attack=one), [{"hit": 1}, {"hit": 0}], {})])
+    assert results.worst([one, other]).value == 0.5
 
 
 def test_an_error_without_attack_counts_each_batch_once(tiny):

@@ -7,7 +7,7 @@ from medbn import bench
 """
 
 from . import intervals, published, recipe_file, recipes, results, time_estimate
-from .cell import Attack, Cell, Setting
+from .cell import Attack, Cell, Setting, effective_attack
 from .events import Event
 from .executors import Executor, InProcess, Processes
 from .intervals import Interval
@@ -48,6 +48,7 @@ __all__ = [
     "StoreError",
     "check_requirements",
     "deterministic",
+    "effective_attack",
     "intervals",
     "machine_facts",
     "missing_requirements",

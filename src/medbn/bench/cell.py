@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
 from .. import attacks, methods
@@ -72,6 +72,11 @@ class Attack:
         words += [f"ε {self.epsilon * 255:.0f}/255"] if self.epsilon < 1 else []
         words += ["unrolled"] if self.unroll else []
         return ", ".join(words)
+
+
+def effective_attack(attack: Attack | None, estimator: str) -> Attack | None:
+    """Return an attack with the gradient "exact" for a mean: its straight-through and smooth gradients are the same."""
+    return attack if attack is None or estimator != "mean" else replace(attack, gradient="exact")
 
 
 @dataclass(frozen=True)

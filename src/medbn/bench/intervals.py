@@ -10,10 +10,12 @@ import numpy as np
 
 Z = 1.959963984540054
 RESAMPLES = 2000
+FEWEST = 5
+"""The bootstrap of fewer batches than this says next to nothing about other batches: there is no interval then."""
 
 
 class Interval(NamedTuple):
-    """A value and the limits of its confidence interval."""
+    """A value and the limits of its confidence interval, which are NaN where there is none."""
 
     value: float
     low: float
@@ -38,7 +40,7 @@ def wilson(hits: int, count: int) -> Interval:
 def bootstrap(wrong: Sequence[int], images: Sequence[int], streams: Sequence[Hashable] | None = None) -> Interval:
     """Return an error rate with the bootstrap over batches; images of one batch are not independent.
 
-    A single batch says nothing about the variation between batches: it has Wilson's interval over its images.
+    Fewer than five batches have no interval.
 
     Args:
         wrong: wrong predictions of each batch.
@@ -46,23 +48,20 @@ def bootstrap(wrong: Sequence[int], images: Sequence[int], streams: Sequence[Has
         streams: the stream of each batch, such as its corruption. Batches are drawn within each stream if every stream
             has several; otherwise from all batches, and the interval then also covers how streams differ.
     """
-    if len(wrong) < 2:
-        return wilson(sum(wrong), sum(images))
     errors = np.asarray(wrong, dtype=float) / np.asarray(images, dtype=float)
     return _bootstrap_mean(errors, streams)
 
 
 def paired(first: Sequence[float], second: Sequence[float]) -> Interval:
-    """Return the mean of ``second − first`` over the same batches; from a single batch, limits are NaN (unknown)."""
+    """Return the mean of ``second − first`` over the same batches; fewer than five have no interval."""
     if len(first) != len(second) or not len(first):
         raise ValueError(f"expected the same batches on both sides, got {len(first)} and {len(second)}.")
-    differences = np.asarray(second, dtype=float) - np.asarray(first, dtype=float)
-    if len(differences) < 2:
-        return Interval(float(differences[0]), math.nan, math.nan)
-    return _bootstrap_mean(differences)
+    return _bootstrap_mean(np.asarray(second, dtype=float) - np.asarray(first, dtype=float))
 
 
 def _bootstrap_mean(values: np.ndarray, streams: Sequence[Hashable] | None = None) -> Interval:
+    if len(values) < FEWEST:
+        return Interval(float(values.mean()), math.nan, math.nan)
     rng = np.random.default_rng(0)  # a fixed seed, so that the same report is made again
     groups: dict[Hashable, list[float]] = {}
     for value, stream in zip(values, streams or [None] * len(values), strict=True):

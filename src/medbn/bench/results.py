@@ -10,7 +10,7 @@ from typing import Any
 
 from .._errors import unknown_name
 from . import intervals
-from .cell import Attack, Cell, Setting, check_types
+from .cell import Attack, Cell, Setting, check_types, effective_attack
 from .intervals import Interval
 from .metrics import check_metrics
 from .recipe import SMOKE_SUFFIX
@@ -55,27 +55,40 @@ class Results:
         """Return the distinct values of a function of the cells, in order of appearance."""
         return list(dict.fromkeys(of(result.cell) for result in self.cells))
 
-    def complete(self) -> Results:
-        """Return the batches on which all of the attacks were run."""
-        groups = self._by_method()
-        attacks = max(map(len, groups), default=0)
-        cells = []
-        for group in groups:
-            length = min(len(result.batches) for result in group) if len(group) == attacks else 0
-            cells += [replace(result, batches=result.batches[:length]) for result in group if length]
-        return replace(self, cells=cells)
+    def complete(self, attacks: Sequence[Attack | None] | None = None) -> Results:
+        """Return the batches on which all of some attacks were run; without ``attacks``, all that occur here."""
+        return replace(self, cells=[result for group in self._complete_groups(attacks) for result in group])
 
-    def hardest(self) -> Results:
-        """Return for every batch the most harmful attack on it, as if one attacker chose among them.
+    def hardest(self, attacks: Sequence[Attack | None] | None = None) -> Results:
+        """Return for every batch the most harmful of some attacks, as if one attacker chose among them.
 
-        Batches on which some of the attacks were not run are left out.
+        Batches on which some of them were not run are left out: the worst of fewer attacks is not the worst case.
+
+        Args:
+            attacks: without it, all that occur here.
         """
+        attacks = self.values(lambda cell: cell.attack) if attacks is None else attacks
         cells = []
-        for group in self.complete()._by_method():
+        for group in self._complete_groups(attacks):
             attacked = zip(*(result.batches for result in group), strict=True)
             worst = [max(same, key=lambda batch: batch["hit" if "hit" in batch else "wrong"]) for same in attacked]
-            cells.append(replace(group[0], batches=worst))
+            cells.append(replace(group[0], cell=replace(group[0].cell, attack=attacks[0]), batches=worst))
         return replace(self, cells=cells)
+
+    def _complete_groups(self, attacks: Sequence[Attack | None] | None) -> list[list[Result]]:
+        """Return for each stream, method and estimator one result per attack, cut to the batches that all have."""
+        attacks = self.values(lambda cell: cell.attack) if attacks is None else attacks
+        complete = []
+        for group in self.by_method():
+            estimator = group[0].cell.estimator
+            longest: dict[Attack | None, Result] = {}
+            for result in sorted(group, key=lambda result: len(result.batches)):
+                longest[effective_attack(result.cell.attack, estimator)] = result
+            needed = dict.fromkeys(effective_attack(attack, estimator) for attack in attacks)
+            length = min((len(longest[one].batches) if one in longest else 0 for one in needed), default=0)
+            if length:
+                complete.append([replace(longest[one], batches=longest[one].batches[:length]) for one in needed])
+        return complete
 
     def places(self) -> set[tuple[Any, ...]]:
         """Return which batches of which streams each method had: ``(*stream, method, number)``."""
@@ -90,7 +103,7 @@ class Results:
             cells += [replace(result, batches=batches)] if batches else []
         return replace(self, cells=cells)
 
-    def _by_method(self) -> list[list[Result]]:
+    def by_method(self) -> list[list[Result]]:
         """Group the cells that differ in their attack alone."""
         groups: dict[tuple[Any, ...], list[Result]] = {}
         for result in self.cells:
@@ -143,9 +156,9 @@ class Results:
         targeted = any("hit" in batch for batch in self.batches)
         return self.success() if targeted and which == "wrong" else self.error(which)
 
-    def worst(self) -> Interval | None:
-        """Return the harm if the attacker takes for every batch the most harmful attack."""
-        return self.hardest().harm()
+    def worst(self, attacks: Sequence[Attack | None] | None = None) -> Interval | None:
+        """Return the harm if the attacker takes for every batch the most harmful attack; see ``hardest``."""
+        return self.hardest(attacks).harm()
 
     def minus(self, other: Results, which: str = "wrong") -> Interval | None:
         """Return how much higher the harm is here than in ``other``, over the batches that both have."""
@@ -154,13 +167,15 @@ class Results:
         return intervals.paired([there[key] for key in shared], [here[key] for key in shared]) if shared else None
 
     def by_batch(self, which: str = "wrong") -> dict[tuple[Any, ...], float]:
-        """Return the harm to each batch by each attack."""
+        """Return the harm to each batch by each attack; the error without attack is that of all attacks."""
         harm = {}
         for result in self.cells:
             for number, batch in enumerate(result.batches):
                 if which in batch:
-                    value = batch["hit"] if "hit" in batch and which == "wrong" else batch[which] / batch["benign"]
-                    harm[(*result.stream, result.cell.method, result.cell.attack, number)] = value
+                    attack = result.cell.attack if which == "wrong" else None
+                    rate = batch[which] / batch.get("benign", batch["images"])
+                    value = batch["hit"] if "hit" in batch and which == "wrong" else rate
+                    harm[(*result.stream, result.cell.method, attack, number)] = value
         return harm
 
     def seconds(self) -> tuple[float, float]:

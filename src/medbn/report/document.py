@@ -6,13 +6,17 @@ the JSON format.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True)
 class Measure:
-    """A number in per cent with its 95 % interval, from ``count`` targets or batches."""
+    """A number in per cent with its 95 % interval, from ``count`` targets or batches.
+
+    Where there is no interval, the count is shown in its place. The number is NaN where nothing can be said, as of the
+    worst of several attacks that were not run on the same batches.
+    """
 
     value: float
     low: float | None = None
@@ -28,18 +32,16 @@ Value = Measure | float | int | str | None
 
 @dataclass(frozen=True)
 class Table:
-    """Rows of values. ``best`` highlights the lowest ("low") or highest ("high") measures, or nothing (None)."""
+    """Rows of values. ``best`` has the (row, column) of the cells to highlight."""
 
     title: str
     columns: Sequence[str]
     rows: Sequence[Sequence[Value]]
     caption: str = ""
     notes: Sequence[str] = ()
-    best: str | None = None
+    best: Collection[tuple[int, int]] = ()
     labels: int = 1
     """The number of columns at the left that are labels, not values."""
-    across: bool = False
-    """True to compare along each row; else down each column, among the rows with the same labels but the last."""
 
 
 @dataclass(frozen=True)

@@ -1,9 +1,11 @@
-"""Tables before they are written in a format: the best cells, cells with fewer batches, and figures as tables."""
+"""Tables before they are written in a format: counts of batches to show, and figures as tables."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from .document import Curves, Facts, Gallery, Heatmap, Measure, Part, Scatter, Table, Text, Value
-from .values import finite_number
+from .values import finite_number, interval_ends
 
 
 def pad(table: Table) -> tuple[list[str], list[list[Value]]]:
@@ -19,48 +21,25 @@ def numeric_columns(table: Table) -> list[bool]:
     return [c >= table.labels and not any(isinstance(row[c], str) for row in rows) for c in range(len(columns))]
 
 
-def smaller_counts(table: Table) -> dict[tuple[int, int], int]:
-    """Return by (row, column) the counts of measures from fewer batches or targets than others of their column.
-
-    With ``table.across``, than others of their row.
-    """
-    lines: dict[int, dict[tuple[int, int], int]] = {}
-    for r, row in enumerate(table.rows):
+def smaller_counts(rows: Sequence[Sequence[Value]]) -> dict[tuple[int, int], int]:
+    """Return by (row, column) the counts of measures from fewer batches or targets than others of their column."""
+    columns: dict[int, dict[tuple[int, int], int]] = {}
+    for r, row in enumerate(rows):
         for c, value in enumerate(row):
             if isinstance(value, Measure) and value.count is not None and finite_number(value) is not None:
-                lines.setdefault(r if table.across else c, {})[r, c] = value.count
-    return {place: n for line in lines.values() for place, n in line.items() if n < max(line.values())}
+                columns.setdefault(c, {})[r, c] = value.count
+    return {place: n for column in columns.values() for place, n in column.items() if n < max(column.values())}
 
 
-def best_cells(table: Table) -> set[tuple[int, int]]:
-    """Return the (row, column) of the best measures of a table; plain numbers (seconds, counts) do not compete.
-
-    They are compared down each column, among the rows that share every label but the last (the defences under one
-    method); or, with ``table.across``, along each row. Measures from fewer batches than others do not compete either,
-    and where all are equal none is best.
-    """
-    if table.best is None:
-        return set()
-    choose = {"low": min, "high": max}[table.best]
-    incomparable = smaller_counts(table)
-    columns, rows = pad(table)
-    groups: dict[object, list[tuple[int, int]]] = {}
-    for r, row in enumerate(rows):
-        for c in range(table.labels, len(columns)):
-            key = r if table.across else (c, *map(str, row[: max(table.labels - 1, 0)]))
-            groups.setdefault(key, []).append((r, c))
-    best: set[tuple[int, int]] = set()
-    for places in groups.values():
-        scores = {}
-        for r, c in places:
-            value = rows[r][c]
-            score = finite_number(value) if isinstance(value, Measure) and (r, c) not in incomparable else None
-            if score is not None:
-                scores[r, c] = score
-        if len(set(scores.values())) > 1:
-            winner = choose(scores.values())
-            best |= {place for place, score in scores.items() if score == winner}
-    return best
+def shown_counts(table: Table) -> dict[tuple[int, int], int]:
+    """Return by (row, column) the counts to show: those that are smaller than others, or have no interval beside."""
+    alone = {
+        (r, c): value.count
+        for r, row in enumerate(table.rows)
+        for c, value in enumerate(row)
+        if isinstance(value, Measure) and value.count is not None and interval_ends(value) is None
+    }
+    return smaller_counts(table.rows) | alone
 
 
 def as_table(part: Part, upright: bool = False) -> Table | None:

@@ -81,10 +81,15 @@ def format_count(count: int) -> str:
 
 
 def format_full(value: Value, decimals: int | None = None, count: int | None = None) -> str:
-    """Return a value with its interval and, where ``count`` is given, the number of its batches, in brackets."""
+    """Return a value with its interval and the number of its batches, in brackets.
+
+    The number of batches is there where ``count`` is given, or where there is no interval.
+    """
     interval = format_interval(value) if isinstance(value, Measure) else ""
+    if isinstance(value, Measure) and not interval and count is None:
+        count = value.count
     details = "; ".join(filter(None, [interval, "" if count is None else format_count(count)]))
-    return f"{format_value(value, decimals)} ({details})" if details else format_value(value, decimals)
+    return f"{format_value(value, decimals) or '–'} ({details})" if details else format_value(value, decimals)
 
 
 def tooltip(measure: Measure) -> str:

@@ -1,5 +1,7 @@
 """Scatter plots, curves, heat maps and galleries: which there are, and which numbers they show."""
 
+from dataclasses import replace
+
 import pytest
 
 from medbn.bench import Store, recipes
@@ -16,7 +18,7 @@ def test_points_are_the_numbers_of_the_main_table(report):
 
 
 def test_intervals_of_the_worst_attack_resample_within_corruptions(tmp_path):
-    recipe = recipes.get("worst-case").narrow(methods=["tebn"], limit=2)
+    recipe = recipes.get("worst-case").narrow(methods=["tebn"], limit=3)
     fill(tmp_path / "x.db", recipe)
     with Store(tmp_path / "x.db") as store:
         for stored in store.cells():
@@ -77,3 +79,34 @@ def test_a_gallery_begins_with_the_clean_images(report):
     assert [picture.png for _, pictures in gallery.rows for picture in pictures] == [b"\x89PNG clean"] + [
         b"\x89PNG bad"
     ] * 3
+
+
+def test_a_worst_case_needs_all_attacks_on_the_same_batches(tmp_path):
+    fill(tmp_path / "x.db", recipes.get("frontier").narrow(limit=3, estimators=["mean", "median", "image_median@0.7"]))
+    with Store(tmp_path / "x.db") as store:
+        for gradient in ("exact", "smooth"):
+            keep_batches(store, "image_median@0.7", 0, gradient)
+        document = build(store)
+    table = parts(document, Table)[0]
+    *_, straight_through, smooth, worst = next(row for row in table.rows if row[1] == "image_median, prior 0.7")
+    assert (straight_through.value, smooth) == (50, None)
+    assert worst.value != worst.value
+    assert worst.count == 0
+    assert [row[-1].count for row in table.rows] == [6, 6, 0]
+    assert all(c < 5 or table.rows[r][1] != "image_median, prior 0.7" for r, c in table.best)
+    assert any("worst of them" in note and "dash" in note for note in table.notes)
+    (scatter,) = parts(document, Scatter)
+    assert [point.series for point in scatter.points] == ["BatchNorm", "MedBN"]
+    assert "prior 0.7" in scatter.caption
+    (heatmap,) = parts(document, Heatmap)
+    assert [measure.count for measure in heatmap.values[2]] == [0, 0, 0]
+
+
+def test_a_mean_counts_in_every_column_whichever_gradient_attacked_it(tmp_path):
+    recipe = recipes.get("frontier").narrow(limit=3, estimators=["mean", "median"])
+    fill(tmp_path / "x.db", replace(recipe, attacks=recipe.attacks[1:]))  # without exact gradients
+    with Store(tmp_path / "x.db") as store:
+        keep_batches(store, "mean", 0, "smooth")
+        table, difference = parts(build(store), Table)[:2]
+    assert [value.value for value in table.rows[0][3:]] == [100] * 3
+    assert difference.rows[0][3].count == 6

@@ -14,12 +14,12 @@ ONE = {"data": ["cifar10-c"], "methods": ["tebn"]}
 
 
 def test_the_main_table_has_the_measured_numbers(report):
-    document, _ = report("indiscriminate-instant", limit=2, **ONE)
+    document, _ = report("indiscriminate-instant", limit=3, **ONE)
     table = parts(document, Table)[0]
     assert table.columns == ["method", "normalisation", "error without attack", "error under attack"]
     rows = {row[1]: row for row in table.rows}
     assert list(rows) == ["BatchNorm", "MedBN", "image_median"]
-    expected = intervals.bootstrap([96, 97, 96, 97], [160] * 4, ["a", "a", "b", "b"])
+    expected = intervals.bootstrap([96, 97] * 3, [160] * 6, ["a", "a", "b", "b", "c", "c"])
     assert rows["BatchNorm"][3].value == pytest.approx(100 * expected.value)
     assert rows["BatchNorm"][3].low == pytest.approx(100 * expected.low)
     assert rows["BatchNorm"][2].value == pytest.approx(10)
@@ -37,11 +37,20 @@ def test_the_success_of_targeted_attacks_is_a_rate(report):
 
 
 def test_differences_are_paired(report):
-    document, _ = report("indiscriminate-instant", limit=2, **ONE)
+    document, _ = report("indiscriminate-instant", limit=3, **ONE)
     table = next(table for table in parts(document, Table) if table.title == "Difference to BatchNorm")
     assert [row[:2] for row in table.rows] == [["TeBN", "MedBN"], ["TeBN", "image_median"]]
     assert table.rows[0][3].value == pytest.approx(-30)
-    assert table.rows[0][3].low == pytest.approx(-30)
+    assert table.rows[0][3].low is None  # the same in all batches, though their errors differ
+    assert parts(document, Table)[0].rows[0][3].low is not None
+
+
+def test_fewer_than_five_batches_show_their_number_in_place_of_an_interval(report):
+    document, _ = report("indiscriminate-instant", limit=2, **ONE)
+    table, difference = parts(document, Table)[:2]
+    assert all((value.low, value.count) == (None, 4) for row in (*table.rows, *difference.rows) for value in row[2:])
+    assert not table.best
+    assert "| TeBN | MedBN | 10.0 (n = 4) | 30.3 (n = 4) |" in FORMATS.get("markdown").write(document)
 
 
 def test_the_worst_gradient_has_a_column(report):
@@ -91,27 +100,26 @@ def test_streams_of_different_lengths_are_mentioned(tmp_path):
 
 
 def test_measures_from_fewer_batches_show_their_count_and_are_not_the_best(tmp_path):
-    fill(tmp_path / "x.db", recipes.get("indiscriminate-instant").narrow(limit=2, **ONE))
+    fill(tmp_path / "x.db", recipes.get("indiscriminate-instant").narrow(limit=3, **ONE))
     with Store(tmp_path / "x.db") as store:
         keep_batches(store, "image_median", 1)
         document = build(store)
     table, difference = parts(document, Table)[:2]
-    assert [row[3].count for row in table.rows] == [4, 4, 2]
-    assert [row[3].count for row in difference.rows] == [4, 2]
-    assert any("from 2 to 4 batches" in note for note in table.notes)
+    assert [row[3].count for row in table.rows] == [6, 6, 3]
+    assert [row[3].count for row in difference.rows] == [6, 3]
+    assert any("from 3 to 6 batches" in note for note in table.notes)
     pages = {name: FORMATS.get(name).write(document) for name in ("html", "latex", "markdown")}
-    assert "| TeBN | image_median | 10.0 (10.0–10.0; n = 2) | 20.0 (20.0–20.0; n = 2) |" in pages["markdown"]
-    assert "| **30.3 (30.0–30.6)** |" in pages["markdown"]
-    assert r"$20.0_{[20.0,\,20.0]}$ (n = 2)" in pages["latex"]
-    assert '<span class="interval">20.0–20.0</span><span class="count">n = 2</span>' in pages["html"]
+    assert "| TeBN | image_median | 10.0 (n = 3) | 20.0 (n = 3) |" in pages["markdown"]
+    assert re.search(r"\| \*\*30\.3 \(30\.\d–30\.\d\)\*\* \|", pages["markdown"])
+    assert "$20.0$ (n = 3)" in pages["latex"]
+    assert '<span class="number">20.0</span><span class="count">n = 3</span>' in pages["html"]
 
 
 def test_equal_counts_are_not_shown(report):
-    document, _ = report("worst-case", methods=["tebn"], limit=2)
+    document, _ = report("worst-case", methods=["tebn"], limit=3)
     assert not any("Cells are from" in note for table in parts(document, Table) for note in table.notes)
     for name in ("html", "markdown", "latex"):
         page = FORMATS.get(name).write(document)
-        assert "(n = " not in page
         assert "; n = " not in re.sub('title="[^"]*"', "", page)
     assert all(scatter.caption == "" for scatter in parts(document, Scatter))
 

@@ -8,7 +8,7 @@ from xml.etree import ElementTree
 import pytest
 
 from medbn.report import FORMATS, Document
-from medbn.report.document import Point, Scatter, Section
+from medbn.report.document import Measure, Point, Scatter, Section
 from tests.report.documents import measured
 
 pytest.importorskip("jinja2")
@@ -53,3 +53,9 @@ def test_numbers_can_be_read_on_every_colour_of_the_heat_maps() -> None:
     colours = re.findall(r"background:(#\w+);color:(#\w+)", heat_css())
     assert len(colours) == 2 * (STEPS + 1)
     assert all(_contrast(ground, ink) >= 4.5 for ground, ink in colours)
+
+
+def test_points_that_differ_by_rounding_alone_can_be_drawn() -> None:
+    points = [Point(str(y), "a", Measure(x), Measure(y)) for x, y in ((10.0, 20.0), (9.999999999999998, 30.0))]
+    page = FORMATS.get("html").write(Document("t", "", [Section("s", [Scatter("t", "", "x", "y", points)])]))
+    assert page.count('<path class="mark"') >= 2

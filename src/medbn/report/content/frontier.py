@@ -12,21 +12,29 @@ def frontier_parts(panel: Panel) -> list[Part]:
     """Return one point for each method and estimator; nothing for a sweep or without an attack."""
     if panel.attack is None or panel.sweep:
         return []
-    points, partial = [], []
+    points, partial, missing = [], [], []
     for method, estimator in panel.groups:
         results = panel.group(method, estimator)
-        x, y = measure_without(results.complete()), measure_harm(results.hardest())
-        if x is not None and y is not None:
-            label = f"{method_label(method)} + {estimator_label(estimator)}"
+        complete = results.complete(panel.columns)
+        x, y = measure_without(complete), measure_harm(results.hardest(panel.columns))
+        label = f"{method_label(method)} + {estimator_label(estimator)}"
+        if x is None or y is None:
+            missing.append(label)
+        else:
             points.append(Point(label, estimator_label(estimator), x, y, method_label(method)))
-            partial += [label] if results.complete().places() != results.places() else []
+            partial += [label] if complete.places() != results.places() else []
     alt = "Scatter plot. " + " ".join(
         f"{p.label}: {p.x.value:.1f} without, {p.y.value:.1f} under attack." for p in points
     )
     worst = "the worst attack" if len(panel.columns) > 1 else "the attack"
     title = f"{capitalise(panel.title)}: {panel.harm} against error without attack"
-    caption = partial and (
-        "Both axes are over the batches on which all of these attacks were run. These are fewer than under Results, and"
-        f" the error without attack differs, for {', '.join(partial)}."
-    )
-    return [Scatter(title, alt, "error without attack, %", f"{panel.harm} ({worst}), %", points, caption=caption or "")]
+    captions = []
+    if partial:
+        captions.append(
+            "Both axes are over the batches on which all of these attacks were run. These are fewer than under Results,"
+            f" and the error without attack differs, for {', '.join(partial)}."
+        )
+    if missing:
+        captions.append(f"Not all of these attacks were run on the same batches with {', '.join(missing)}.")
+    caption = " ".join(captions)
+    return [Scatter(title, alt, "error without attack, %", f"{panel.harm} ({worst}), %", points, caption=caption)]

@@ -7,9 +7,11 @@ from typing import Any
 
 from ...bench import Cell, Store
 from ...bench import results as stored
-from ..document import Measure, Part, Table, Value
+from ..document import Part, Table, Value
+from ..values import finite_number, format_value
+from .best import Sample, best_cells
 from .labels import BASELINE, attack_label, capitalise, estimator_label, method_label, uses_estimator
-from .measures import counts, coverage_notes, difference, measure_harm, measure_without
+from .measures import counts, coverage_notes, difference, measure_harm, measure_without, measure_worst
 from .panels import Panel, split_into_panels
 
 _WORST = "worst of them"
@@ -21,7 +23,7 @@ def headline(store: Store, name: str) -> list[tuple[str, list[str], list[list[st
     for results in stored.read(store, [name]):
         for panel in split_into_panels(results) if results.cells else ():
             table = headline_table(panel)
-            rows = [[f"{v.value:.1f}" if isinstance(v, Measure) else str(v or "") for v in row] for row in table.rows]
+            rows = [[format_value(value) or "–" for value in row] for row in table.rows]
             tables.append((f"{table.title}: {_unit(panel)}; lower is better.", [*table.columns], rows))
     return tables
 
@@ -36,20 +38,31 @@ def headline_table(panel: Panel) -> Table:
     compares_attacks = panel.attack is not None and not panel.sweep
     worst = compares_attacks and len(panel.columns) > 1 and panel.one_attacker
     rows: list[list[Value]] = []
+    samples: dict[tuple[int, int], Sample] = {}
     for method, estimator in panel.groups:
         results = panel.group(method, estimator)
-        row: list[Value] = [method_label(method), _normalisation(method, estimator)]
-        row += [measure_without(results)] if compares_attacks else []
-        row += [measure_harm(panel.in_column(column, results)) for column in panel.columns]
-        row += [measure_harm(results.hardest())] if worst else []
-        rows.append(row)
+        shown: list[Sample] = [(results, "wrong_without")] if compares_attacks else []
+        shown += [(panel.in_column(column, results), "wrong") for column in panel.columns]
+        values = [measure_without(one) if which == "wrong_without" else measure_harm(one) for one, which in shown]
+        if worst:
+            shown.append((results.hardest(panel.columns), "wrong"))
+            values.append(measure_worst(shown[-1][0]))
+        samples |= {(len(rows), 2 + c): sample for c, sample in enumerate(shown)}
+        rows.append([method_label(method), _normalisation(method, estimator), *values])
     columns = ["method", "normalisation", *_value_columns(panel, compares_attacks), *([_WORST] if worst else [])]
     axis = f" In columns: {panel.sweep}." if panel.sweep else ""
     caption = f"{_unit(panel)}, with 95 % intervals; lower is better.{axis}"
     notes = [*_notes(panel), *coverage_notes(rows)]
-    if worst and any(len(counts([row[3:]])) > 1 for row in rows):
-        notes.append(f"The column {_WORST!r} is over the batches on which all of these attacks were run.")
-    return Table(capitalise(panel.title) or "Error", columns, rows, caption, notes, "low", labels=2)
+    if worst and any(len(counts([row[3:]])) != 1 or row[-1] is None or finite_number(row[-1]) is None for row in rows):
+        notes.append(
+            f"The column {_WORST!r} is over the batches on which all of these attacks were run; a dash means none."
+        )
+    best = best_cells(rows, samples, labels=2)
+    if best:
+        notes.append(
+            "Highlighted: lower than the runner-up; the interval of the difference on the same batches excludes 0."
+        )
+    return Table(capitalise(panel.title) or "Error", columns, rows, caption, notes, best, labels=2)
 
 
 def _unit(panel: Panel) -> str:
@@ -78,7 +91,7 @@ def _notes(panel: Panel) -> list[str]:
     if panel.targeted:
         notes.append("Success: the target image is predicted as the target class. The intervals are Wilson's.")
     elif panel.attack is not None:
-        notes.append("Errors are those of benign images. The intervals are a bootstrap over batches.")
+        notes.append("Errors are those of benign images. The intervals are a bootstrap over batches, of at least five.")
     if lengths == {1} and len(results.values(lambda cell: cell.corruption)) > 1:
         notes.append(f"{_per_corruption(panel)}: the intervals include how corruptions differ, which makes them wide.")
     if len(lengths) > 1:
@@ -113,7 +126,8 @@ def _difference_table(panel: Panel) -> list[Part]:
         results, base = compared.group(method, estimator), compared.group(method, BASELINE)
         if estimator != BASELINE and base.cells:
             differences = [difference(results, base, which) for which in ("wrong_without", "wrong")]
-            rows.append([method_label(method), estimator_label(estimator), *differences])
+            if any(differences):
+                rows.append([method_label(method), estimator_label(estimator), *differences])
     columns = ["method", "normalisation", "error without attack", panel.harm]
     several = len(panel.columns) > 1 and not panel.sweep
     which = f" ({attack_label(first, panel.columns)} attack)" if several else ""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from ...data import corruptions
 from ..document import Heatmap, Measure, Part
 from .labels import corruption_label, estimator_label, method_label
-from .measures import as_percent
+from .measures import as_percent, measure_worst
 from .panels import Panel
 
 
@@ -42,5 +42,6 @@ def _measure(panel: Panel, method: str, estimator: str, corruption: str) -> Meas
     results = panel.group(method, estimator).select(lambda cell: cell.corruption == corruption)
     if not results.cells:
         return None
-    counted = results.hardest() if panel.attack is not None else results
-    return as_percent(counted.harm(), len(counted.batches))
+    if panel.attack is not None:
+        return measure_worst(results.hardest(panel.columns))
+    return as_percent(results.harm(), len(results.batches))

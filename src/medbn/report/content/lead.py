@@ -41,7 +41,7 @@ def _finding(panel: Panel) -> str:
     findings = []
     for estimator in panel.estimators:
         results = _of_estimator(panel.results, estimator).only(shared)
-        worst, before = results.worst(), results.error("wrong_without")
+        worst, before = results.worst(panel.columns), results.error("wrong_without")
         if worst is None or before is None:
             continue
         change = "" if panel.targeted else f"from {100 * before.value:.0f} to "

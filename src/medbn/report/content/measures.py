@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from ...bench import Interval, Results
-from ..document import Measure, Table, Value
+from ..document import Measure, Value
 from ..tables import smaller_counts
 
 
 def as_percent(interval: Interval | None, count: int | None = None, note: str = "") -> Measure | None:
-    """Return an interval of a rate as a measure in per cent."""
+    """Return an interval of a rate as a measure in per cent.
+
+    Where all batches have the same value the bootstrap has no width. That says nothing about other batches, so there is
+    no interval then.
+    """
     if interval is None:
         return None
-    low, high = (None if end != end else 100 * end for end in (interval.low, interval.high))
-    return Measure(100 * interval.value, low, high, count, note)
+    if math.isnan(interval.low) or interval.high - interval.low < 1e-9:
+        return Measure(100 * interval.value, None, None, count, note)
+    return Measure(100 * interval.value, 100 * interval.low, 100 * interval.high, count, note)
 
 
 def measure_harm(results: Results) -> Measure | None:
@@ -42,6 +48,12 @@ def _note(results: Results, count: int, targeted: bool) -> str:
     return note
 
 
+def measure_worst(results: Results) -> Measure:
+    """Return the harm of the worst attack on each batch, of ``Results.hardest``; NaN of no batches if it has none."""
+    nothing = Measure(math.nan, count=0, note="not all of these attacks were run on the same batches")
+    return measure_harm(results) or nothing
+
+
 def difference(results: Results, base: Results, which: str) -> Measure | None:
     """Return how much higher ``which`` error is than in ``base``, on the batches that both have."""
     shared = results.by_batch(which).keys() & base.by_batch(which).keys()
@@ -50,12 +62,12 @@ def difference(results: Results, base: Results, which: str) -> Measure | None:
 
 def counts(rows: Sequence[Sequence[Value]]) -> set[int]:
     """Return the numbers of batches behind the measures in some rows."""
-    return {value.count for row in rows for value in row if isinstance(value, Measure) and value.count is not None}
+    return {value.count for row in rows for value in row if isinstance(value, Measure) and value.count}
 
 
 def coverage_notes(rows: Sequence[Sequence[Value]]) -> list[str]:
     """Return a note for tables with cells from fewer batches than others of their column, else nothing."""
-    if not smaller_counts(Table("", [], rows)):
+    if not smaller_counts(rows):
         return []
     sizes = counts(rows)
     return [

@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-from ...bench import SWEEPS, Attack, Cell, Results
-from .labels import BASELINE, attack_rank, objective_class, objective_label, order_estimators
+from ...bench import SWEEPS, Attack, Cell, Result, Results, effective_attack
+from .labels import attack_rank, objective_class, objective_label, order_estimators
 
 
 @dataclass(frozen=True)
@@ -76,26 +76,26 @@ class Panel:
     def in_column(self, column: Any, among: Results | None = None) -> Results:
         """Return the results of one column.
 
-        The baseline has one gradient only, so it is attacked with that, and its results count in the columns of the
-        other gradients too.
+        The baseline has one gradient only, so its results under one count in the columns of the others too.
 
         Args:
             column: one of ``columns``.
             among: the results to choose from; all of the panel without it.
         """
+        chosen: list[Result] = []
+        results = self.results if among is None else among
+        for group in results.by_method():
+            own = [result for result in group if self.column_of(result.cell) == column]
+            same = [result for result in group if self._is_same(result.cell, column)]
+            same.sort(key=lambda result: attack_rank(result.cell.attack))
+            chosen += own or [replace(one, cell=replace(one.cell, attack=column)) for one in same[:1]]
+        return replace(results, cells=chosen)
 
-        def belongs(cell: Cell) -> bool:
-            if self.column_of(cell) == column:
-                return True
-            if cell.estimator != BASELINE or not isinstance(column, Attack) or cell.attack is None:
-                return False
-            return cell.attack == replace(column, gradient="exact")
-
-        chosen = (self.results if among is None else among).select(belongs)
-        own = chosen.select(lambda cell: self.column_of(cell) == column)
-        estimators = own.values(lambda cell: cell.estimator)
-        exact = chosen.select(lambda cell: self.column_of(cell) != column and cell.estimator not in estimators)
-        return Results(chosen.recipe, chosen.runs, own.cells + exact.cells)
+    def _is_same(self, cell: Cell, column: Any) -> bool:
+        """Return whether the attack of a cell is that of a column: it is for a mean if only the gradients differ."""
+        if self.sweep:
+            return False
+        return effective_attack(cell.attack, cell.estimator) == effective_attack(column, cell.estimator)
 
 
 def split_into_panels(results: Results) -> list[Panel]:

@@ -58,7 +58,7 @@ def _sections(results: Results, store: Store, several: bool) -> list[Section]:
         ),
         (
             "By corruption",
-            "For each batch, the most harmful of the attacks that were run on it." if recipe["attacks"] else "",
+            "For each batch on which all attacks were run, the most harmful of them." if recipe["attacks"] else "",
             [part for panel in panels for part in heatmap_parts(panel)],
         ),
         (

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 
 from ..document import Document, Facts, Gallery, Measure, Part, Table, Text, Value
 from ..formats import register_format
-from ..tables import as_table, best_cells, numeric_columns, pad, smaller_counts
+from ..tables import as_table, numeric_columns, pad, shown_counts
 from ..values import (
     code_spans,
     decimal_places,
@@ -115,12 +115,12 @@ def _table(table: Table) -> list[str]:
     columns, rows = pad(table)
     if not rows:
         return _comment(f"{table.title}: nothing was measured.")
-    best, counts = best_cells(table), smaller_counts(table)
+    counts = shown_counts(table)
     places = [decimal_places([row[c] for row in rows]) for c in range(len(columns))]
     alignment = "".join("r" if right else "l" for right in numeric_columns(table))
     head = [rf"\begin{{tabular}}{{{alignment}}}", r"\toprule", _row(map(_line, columns)), r"\midrule"]
     body = [
-        _row(_cell(value, (r, c) in best, places[c], counts.get((r, c))) for c, value in enumerate(row))
+        _row(_cell(value, (r, c) in table.best, places[c], counts.get((r, c))) for c, value in enumerate(row))
         for r, row in enumerate(rows)
     ]
     caption = ". ".join(filter(None, [_line(table.title).rstrip("."), _line(table.caption)]))
@@ -146,12 +146,12 @@ def _cell(value: Value, best: bool, decimals: int | None, count: int | None) -> 
     """Return a value, with its interval as a subscript and its count where one is given; the best is bold."""
     if isinstance(value, str):
         return _line(value)
+    size = "" if count is None else f" ({escape(format_count(count))})"
     if finite_number(value) is None:
-        return escape(format_value(value)) or "--"
+        return (escape(format_value(value)) or "--") + size
     text = format_value(value, decimals).replace("−", "-")
     ends = interval_ends(value) if isinstance(value, Measure) else None
     body = rf"\mathbf{{{text}}}" if best else text
-    size = "" if count is None else f" ({escape(format_count(count))})"
     if ends is None:
         return f"${body}${size}"
     low, high = (format_percent(end).replace("−", "-") for end in ends)

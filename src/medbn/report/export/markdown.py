@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from ..document import Curves, Document, Gallery, Heatmap, Part, Scatter, Table, Text
 from ..formats import register_format
-from ..tables import as_table, best_cells, numeric_columns, pad, smaller_counts
+from ..tables import as_table, numeric_columns, pad, shown_counts
 from ..values import code_spans, decimal_places, format_full, split_paragraphs
 
 
@@ -44,13 +44,13 @@ def _table(table: Table) -> list[str]:
     columns, rows = pad(table)
     if not rows:
         return ["Nothing was measured.", ""]
-    best, counts = best_cells(table), smaller_counts(table)
+    counts = shown_counts(table)
     places = [decimal_places([row[c] for row in rows]) for c in range(len(columns))]
     rule = ["---:" if right else "---" for right in numeric_columns(table)]
     lines = [_row([_line(column) for column in columns]), _row(rule)]
     for r, row in enumerate(rows):
         cells = [_line(format_full(value, places[c], counts.get((r, c)))) for c, value in enumerate(row)]
-        lines.append(_row([f"**{cell}**" if (r, c) in best else cell for c, cell in enumerate(cells)]))
+        lines.append(_row([f"**{cell}**" if (r, c) in table.best else cell for c, cell in enumerate(cells)]))
     return [*lines, ""]
 
 

@@ -34,7 +34,8 @@ def percent_ticks(numbers: Iterable[float], count: int = 5, air: float = 0.02) -
     """
     values = list(numbers)
     low, high = min(values), max(values)
-    air = air * (high - low) or 1.0
+    # Numbers that differ by rounding alone are the same: no scale could show how they differ.
+    air = air * (high - low) if high - low > 1e-6 else 1.0
     start = 0.0 if 0 <= low < 0.5 * high else low - air
     floor = 0.0 if low >= 0 else -math.inf
     ceiling = 100.0 if high <= 100 else math.inf

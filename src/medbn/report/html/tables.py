@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from markupsafe import Markup
 
 from ..document import Heatmap, Measure, Table, Value
-from ..tables import best_cells, pad, smaller_counts
+from ..tables import pad, shown_counts
 from ..values import (
     decimal_places,
     finite_number,
@@ -63,7 +63,7 @@ def render_table(table: Table, palette: Palette, large: bool = False) -> Markup:
     ``large`` shows its numbers in large type, each over a bar in the colour of its row's estimator.
     """
     columns, rows = pad(table)
-    best, counts = best_cells(table), smaller_counts(table)
+    counts = shown_counts(table)
     heads = [_column(heading, [row[c] for row in rows], c < table.labels, palette) for c, heading in enumerate(columns)]
     shown = []
     for r, row in enumerate(rows):
@@ -75,7 +75,7 @@ def render_table(table: Table, palette: Palette, large: bool = False) -> Markup:
             # A label that repeats the row above is grey, except the last, which distinguishes rows.
             _label(value, c < table.labels - 1 and labels[: c + 1] == before[: c + 1], palette)
             if c < table.labels
-            else _cell(value, heads[c], (r, c) in best, counts.get((r, c)), bar)
+            else _cell(value, heads[c], (r, c) in table.best, counts.get((r, c)), bar)
             for c, value in enumerate(row)
         ]
         shown.append(_Row(cells, new_group=r > 0 and table.labels > 1 and labels[0] != before[0]))
@@ -135,6 +135,6 @@ def render_heatmap(part: Heatmap, palette: Palette) -> Markup:
 def _heat_cell(value: Measure | None, part: Heatmap) -> _Cell:
     number = finite_number(value)
     if value is None or number is None:
-        return _Cell("value", "")
+        return _Cell("value", "", title="" if value is None else tooltip(value))
     style = heat_class(number, part.low, part.high)
     return _Cell("value", format_percent(number), style=style, title=tooltip(value))
