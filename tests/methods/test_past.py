@@ -118,7 +118,7 @@ def test_one_pass_commits_the_statistics_of_the_pass_that_predicts(estimator, va
                     torch.testing.assert_close(committed, expected)
 
 
-@pytest.mark.parametrize("cuts", [[12, 12], [24], [6, 12, 6], [1] * 24, [3, 20, 1]])
+@pytest.mark.parametrize("cuts", [[12, 12], [6, 12, 6], [1] * 24, [3, 9, 11, 1]])
 def test_every_image_has_the_same_weight_however_calls_are_cut(cuts, model):
     tta = make(model, "past", momentum=0.0)
     left, memory = 1.0, {"images": 0}
@@ -130,14 +130,15 @@ def test_every_image_has_the_same_weight_however_calls_are_cut(cuts, model):
     tta.momentum = 0.05
     assert tta.commit_policy(12, late).weight == pytest.approx(0.05)
     assert tta.commit_policy(3, late).weight == pytest.approx(0.05 / 4)
-    assert tta.commit_policy(24, late).weight == pytest.approx(0.1)
-    assert tta.commit_policy(12_000, late).weight == pytest.approx(1000 / 1001)  # less than 1
-    assert tta.commit_policy(12_000, {"images": 0}).weight == pytest.approx(1000 / 1001)
+    for images in (24, 12_000):  # one call weighs at most what batch_size images weigh
+        assert tta.commit_policy(images, late) == tta.commit_policy(12, late)
+        assert tta.commit_policy(images, {"images": 0}).weight == pytest.approx(0.5)
 
 
 @pytest.mark.parametrize("two_pass_batches", [0, 100])
 def test_a_batch_weighs_as_much_as_it_has_usable_images(two_pass_batches, model, batches):
-    alone, nan, padded = (make(model, "past", "image_median", two_pass_batches=two_pass_batches) for _ in range(3))
+    options = {"two_pass_batches": two_pass_batches, "min_images": 1}
+    alone, nan, padded = (make(model, "past", "image_median", **options) for _ in range(3))
     for x in batches[:3]:
         alone(x), nan(x), padded(x)
     weight = alone.commit_policy(1, alone.memory).weight
@@ -147,7 +148,7 @@ def test_a_batch_weighs_as_much_as_it_has_usable_images(two_pass_batches, model,
     broken[1:] = torch.nan
     alone(batches[3][:1]), nan(broken), padded(batches[3], valid=torch.arange(12) == 0)
     for tta in (nan, padded):  # non-finite images and padding do not count
-        assert tta.memory == alone.memory == {"batches": 4, "images": 37}
+        assert tta.memory == alone.memory == {"batches": 4, "images": 37, "collected": {}}
         for name, layer in tta.layers.items():
             torch.testing.assert_close(layer.ema_mean, alone.layers[name].ema_mean)
             torch.testing.assert_close(layer.ema_var, alone.layers[name].ema_var)
@@ -155,9 +156,52 @@ def test_a_batch_weighs_as_much_as_it_has_usable_images(two_pass_batches, model,
     torch.testing.assert_close(alone.layers["bn"].ema_mean, weight * image + (1 - weight) * before)
 
 
+@pytest.mark.parametrize("two_pass_batches", [0, 100])
+def test_one_call_weighs_at_most_as_much_as_a_batch(two_pass_batches, model, batches):
+    large, batch = (make(model, "past", "image_median", two_pass_batches=two_pass_batches) for _ in range(2))
+    large(batches[0].repeat(10, 1, 1, 1)), batch(batches[0])
+    assert large.memory == batch.memory == {"batches": 1, "images": 12, "collected": {}}
+    for name, layer in large.layers.items():
+        torch.testing.assert_close(layer.ema_mean, batch.layers[name].ema_mean)
+        torch.testing.assert_close(layer.ema_var, batch.layers[name].ema_var)
+
+
+@pytest.mark.parametrize("two_pass_batches", [0, 100])
+def test_calls_of_few_images_are_collected_and_committed_together(two_pass_batches, model, batches):
+    """Also those of which few are usable; the state includes them."""
+    options = {"two_pass_batches": two_pass_batches, "min_images": 8}
+    together, apart = (make(model, "past", "image_median", **options) for _ in range(2))
+    x = batches[0]
+    broken = x.clone()
+    broken[2:] = torch.nan
+    start = apart.layers["bn"].ema_mean.clone()
+    apart(broken), apart(x, valid=torch.arange(12) == 2), apart(x[3:7])
+    assert len(apart.memory["collected"]["0"]) == 7
+    assert torch.equal(apart.layers["bn"].ema_mean, start)
+    before = apart.snapshot()
+    for _ in range(2):
+        apart.restore(before)
+        expected = together(x[:8])[7:]
+        torch.testing.assert_close(apart(x[7:8]), expected)
+        assert apart.memory == together.memory == {"batches": 1, "images": 8, "collected": {}}
+        for name, layer in apart.layers.items():
+            torch.testing.assert_close(layer.ema_mean, together.layers[name].ema_mean)
+            torch.testing.assert_close(layer.ema_var, together.layers[name].ema_var)
+        together.reset()
+
+
+def test_images_of_another_size_replace_those_collected(model, batches):
+    tta = make(model, "past", min_images=8)
+    tta(batches[0][:5])
+    tta(batches[0][:2, :, :6, :6])
+    assert tta.memory["collected"]["0"].shape == (2, 3, 6, 6)
+
+
 def test_past_refuses_wrong_options(model):
     with pytest.raises(ValueError, match=r"batch_size.*0"):
         make(model, "past", batch_size=0)
+    with pytest.raises(ValueError, match=r"min_images.*0"):
+        make(model, "past", min_images=0)
     with pytest.raises(ValueError, match=r"two_pass_batches.*True"):
         make(model, "past", two_pass_batches=True)
     with pytest.raises(ValueError, match=r"two_pass_batches.*-1"):

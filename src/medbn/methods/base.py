@@ -244,7 +244,7 @@ class Adapter(Stateful):
                 with torch.no_grad():
                     output = self.run_model(inputs)
         if commit is not None:
-            self.commit(commit, images)
+            self.commit_call(commit, images, inputs, output)
         return tree_map(detach_output, output)
 
     def _predict(self, inputs: Inputs) -> tuple[Any, Commit | None]:
@@ -304,6 +304,10 @@ class Adapter(Stateful):
                 first = o.name in averaged and o.layer not in statistics  # a layer that runs twice is committed once
                 if first and o.batch_centre is not None and o.batch_variance is not None:
                     statistics[o.layer] = o.batch_centre.detach(), o.batch_variance.detach()
+
+    def commit_call(self, commit: Commit, images: int, inputs: Inputs, output: Any) -> None:
+        """Commit the statistics of the pass that has predicted a call with this many usable images."""
+        self.commit(commit, images)
 
     def commit(self, commit: Commit, images: int) -> None:
         """Commit the statistics of one batch to the moving averages, and remember the batch."""

@@ -11,7 +11,7 @@ from .. import hooks, policies
 from ..policies import Policy
 from ._call import Inputs
 from ._registry import register
-from .base import Adapter
+from .base import Adapter, Commit
 
 
 @register("past")
@@ -25,9 +25,11 @@ class Past(Adapter):
     has her fraction of all of them, as with batch statistics. To hit a target she must know it in advance; to raise
     the error of all images she need not.
 
-    Every image has the same weight, however the stream is cut into calls: a call with few images, or with few that are
-    finite and not padding, weighs accordingly less. A median still needs many images: the statistics of a single image
-    are that image's own, so many calls with one image add up to a mean. Collect images into batches before calling.
+    Images that are finite and not padding have the same weight, however the stream is cut into calls. There are two
+    limits, because one person may have sent all images of a call. A call weighs at most as much as ``batch_size``
+    images. And the statistics of a few images are no median of many: the images of a call with fewer than
+    ``min_images`` are collected, predicted as always, and committed together, by a forward pass of their own, once they
+    are enough. They are part of the state. Images of another size than those collected replace them.
 
     The average starts at the training statistics. These count as ``batch_size`` images, and they and all images so far
     weigh the same until a batch would weigh less than ``momentum``. So the first batch is predicted by the source
@@ -45,10 +47,12 @@ class Past(Adapter):
         model: the model to adapt.
         momentum: the weight of a batch. A larger one follows changes sooner, and gives a poisoned batch more weight.
         batch_size: how many images that batch has.
+        min_images: the least number of images to commit, at most ``batch_size``; 1 commits every call at once.
         two_pass_batches: how many batches have a second forward pass, from the start or ``reset()`` on.
         options: those of Adapter.
     """
 
+    version: ClassVar[int] = 2  # before, calls of more than ``batch_size`` or fewer than 16 images weighed otherwise
     policy = policies.ema(0.0)
     surrogate_from_policies: ClassVar[bool] = True
 
@@ -58,18 +62,24 @@ class Past(Adapter):
         *,
         momentum: float = 0.05,
         batch_size: int = 200,
+        min_images: int = 16,
         two_pass_batches: int = 5,
         **options: Any,
     ) -> None:
         super().__init__(model, **options)
-        for name, value, least in (("batch_size", batch_size, 1), ("two_pass_batches", two_pass_batches, 0)):
+        for name, value, least in (
+            ("batch_size", batch_size, 1),
+            ("min_images", min_images, 1),
+            ("two_pass_batches", two_pass_batches, 0),
+        ):
             if not isinstance(value, int) or isinstance(value, bool) or value < least:
-                of = "images" if name == "batch_size" else "batches"
+                of = "batches" if name == "two_pass_batches" else "images"
                 raise ValueError(f"{name} is a number of {of}, at least {least}; got {value!r}.")
         self.momentum = policies.ema(momentum).weight
         self.batch_size = batch_size
+        self.min_images = min(min_images, batch_size)
         self.two_pass_batches = two_pass_batches
-        self.memory |= {"batches": 0, "images": 0}
+        self.memory |= {"batches": 0, "images": 0, "collected": {}}
 
     def commits_prediction(self) -> bool:
         """Return whether this batch has one pass only."""
@@ -79,14 +89,46 @@ class Past(Adapter):
         """Run the second pass of an early batch, and commit its statistics."""
         if not self.commits_prediction():
             images = int(inputs.finite_images(output).sum())
-            normalise = hooks.use_policy(self.model, self.commit_policy(images, self.memory))
-            with torch.no_grad(), normalise, self.observe_statistics() as gather:
-                self.run_model(inputs)
-            self.commit(gather(), images)
+            if images < self.min_images:
+                self._collect(inputs, output)
+            else:
+                self._commit_pass(inputs, images)
         return False
+
+    def commit_call(self, commit: Commit, images: int, inputs: Inputs, output: Any) -> None:
+        """Commit the statistics of the pass that has predicted a call, or collect its images if they are few."""
+        if images < self.min_images:
+            self._collect(inputs, output)
+        else:
+            self.commit(commit, images)
+
+    def _collect(self, inputs: Inputs, output: Any) -> None:
+        """Collect the usable images of a call, and commit all that are collected once they are enough."""
+        usable, old = inputs.finite_images(output), self.memory["collected"]
+        images = {place: tensor.detach()[usable.to(tensor.device)] for place, tensor in inputs.images().items()}
+        if old.keys() == images.keys() and all(old[p].shape[1:] == images[p].shape[1:] for p in images):
+            images = {place: torch.cat([old[place], new]) for place, new in images.items()}
+        count = len(next(iter(images.values())))
+        if count >= self.min_images:
+            self._commit_pass(inputs.with_images(images, count), count)
+            images = {}
+        self.memory["collected"] = images
+
+    def _commit_pass(self, inputs: Inputs, images: int) -> None:
+        """Run the model on images once more, and commit their statistics in this pass.
+
+        The average that normalises them includes them if the batch is an early one.
+        """
+        early = not self.commits_prediction()
+        policy = self.commit_policy(images, self.memory) if early else self.policy
+        normalise = hooks.use_policy(self.model, policy)
+        with torch.no_grad(), self.ignore_padding(inputs), normalise, self.observe_statistics() as gather:
+            self.run_model(inputs)
+        self.commit(gather(), images)
 
     def commit_policy(self, images: int, memory: dict[str, Any]) -> Policy:
         """Return the average with the weight of a batch of that many images after those in ``memory``."""
+        images = min(images, self.batch_size)
         most = images / (self.batch_size + images)
         equal = images / (self.batch_size + memory["images"] + images)
         return policies.ema(min(max(self.momentum * (images / self.batch_size), equal), most))
@@ -94,8 +136,11 @@ class Past(Adapter):
     def remember(self, images: int) -> None:
         """Count the batch and its images."""
         self.memory["batches"] += 1
-        self.memory["images"] += images
+        self.memory["images"] += min(images, self.batch_size)
 
     def extra_repr(self) -> str:
         """Return the options that the layers do not show."""
-        return f"momentum={self.momentum:g}, batch_size={self.batch_size}, two_pass_batches={self.two_pass_batches}"
+        return (
+            f"momentum={self.momentum:g}, batch_size={self.batch_size}, min_images={self.min_images},"
+            f" two_pass_batches={self.two_pass_batches}"
+        )
