@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from medbn.bench import intervals
-from medbn.bench.intervals import bootstrap, paired, wilson
+from medbn.bench.intervals import bootstrap, paired_difference, wilson
 
 stats = pytest.importorskip("scipy.stats")
 
@@ -41,7 +41,10 @@ def test_bootstrap_is_that_of_scipy_and_always_the_same():
 
 def test_fewer_than_five_batches_have_no_interval():
     for few in ([16], [16, 32], [16, 32, 8, 24]):
-        for interval in (bootstrap(few, [160] * len(few)), paired([0.0] * len(few), [one / 160 for one in few])):
+        for interval in (
+            bootstrap(few, [160] * len(few)),
+            paired_difference([0.0] * len(few), [one / 160 for one in few]),
+        ):
             assert interval.value == pytest.approx(sum(few) / len(few) / 160)
             assert math.isnan(interval.low)
             assert math.isnan(interval.high)
@@ -62,11 +65,11 @@ def test_batches_are_drawn_within_streams_where_these_have_several():
 def test_paired_differences_ignore_what_both_share():
     rng = np.random.default_rng(0)
     hard = rng.uniform(0, 0.8, 30)
-    interval = paired(hard.tolist(), (hard - 0.1).tolist())
+    interval = paired_difference(hard.tolist(), (hard - 0.1).tolist())
     assert interval.value == pytest.approx(-0.1)
     assert interval.high - interval.low < 1e-9
     with pytest.raises(ValueError, match="1 and 0"):
-        paired([1.0], [])
+        paired_difference([1.0], [])
 
 
 def test_bootstrap_covers_the_true_rate_about_as_often_as_it_says():

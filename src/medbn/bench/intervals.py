@@ -52,7 +52,7 @@ def bootstrap(wrong: Sequence[int], images: Sequence[int], streams: Sequence[Has
     return _bootstrap_mean(errors, streams)
 
 
-def paired(first: Sequence[float], second: Sequence[float]) -> Interval:
+def paired_difference(first: Sequence[float], second: Sequence[float]) -> Interval:
     """Return the mean of ``second − first`` over the same batches; fewer than five have no interval."""
     if len(first) != len(second) or not len(first):
         raise ValueError(f"expected the same batches on both sides, got {len(first)} and {len(second)}.")

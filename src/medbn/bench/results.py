@@ -90,16 +90,16 @@ class Results:
                 complete.append([replace(longest[one], batches=longest[one].batches[:length]) for one in needed])
         return complete
 
-    def places(self) -> set[tuple[Any, ...]]:
+    def batch_ids(self) -> set[tuple[Any, ...]]:
         """Return which batches of which streams each method had: ``(*stream, method, number)``."""
         return {(*result.stream, result.cell.method, n) for result in self.cells for n in range(len(result.batches))}
 
-    def only(self, places: set[tuple[Any, ...]]) -> Results:
-        """Return the batches that are in ``places``."""
+    def only(self, batch_ids: set[tuple[Any, ...]]) -> Results:
+        """Return the batches whose ids are in ``batch_ids``."""
         cells = []
         for result in self.cells:
-            place = (*result.stream, result.cell.method)
-            batches = [batch for n, batch in enumerate(result.batches) if (*place, n) in places]
+            stream = (*result.stream, result.cell.method)
+            batches = [batch for n, batch in enumerate(result.batches) if (*stream, n) in batch_ids]
             cells += [replace(result, batches=batches)] if batches else []
         return replace(self, cells=cells)
 
@@ -164,7 +164,11 @@ class Results:
         """Return how much higher the harm is here than in ``other``, over the batches that both have."""
         here, there = self.by_batch(which), other.by_batch(which)
         shared = [key for key in here if key in there]
-        return intervals.paired([there[key] for key in shared], [here[key] for key in shared]) if shared else None
+        return (
+            intervals.paired_difference([there[key] for key in shared], [here[key] for key in shared])
+            if shared
+            else None
+        )
 
     def by_batch(self, which: str = "wrong") -> dict[tuple[Any, ...], float]:
         """Return the harm to each batch by each attack; the error without attack is that of all attacks."""

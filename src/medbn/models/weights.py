@@ -88,7 +88,7 @@ def save(model: nn.Module, path: str | Path, /, **metadata: object) -> None:
 
 def metadata(path: str | Path) -> dict[str, str]:
     """Return the metadata of a ``.safetensors`` file."""
-    path = _existing(Path(path))
+    path = _check_file(Path(path))
     require_safetensors()
     from safetensors import SafetensorError, safe_open
 
@@ -123,7 +123,7 @@ def _split(model: nn.Module) -> tuple[nn.Module, InputNormalisation | None]:
     return core, normalise if isinstance(normalise, InputNormalisation) else None
 
 
-def _existing(path: Path) -> Path:
+def _check_file(path: Path) -> Path:
     if not path.is_file():
         problem = "is a folder, not a file" if path.is_dir() else "does not exist"
         raise FileNotFoundError(f"weights {str(path)!r}: the path {problem}; give the file of weights.")
@@ -132,7 +132,7 @@ def _existing(path: Path) -> Path:
 
 def _read(path: Path) -> object:
     """Return the content of a file of weights."""
-    _existing(path)
+    _check_file(path)
     if path.suffix.lower() == _SAFE:
         require_safetensors()
         from safetensors import SafetensorError

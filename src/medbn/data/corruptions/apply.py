@@ -49,7 +49,7 @@ def corrupt(
     for start in range(0, len(images), count):
         part = images[start : start + count]
         indices = range(first + start, first + start + len(part))
-        random = ImageRandom.seeded(name, severity, seed, indices, images.device, frost)
+        random = ImageRandom.from_seed(name, severity, seed, indices, images.device, frost)
         values = round_down(corruption.apply(part.float(), level, random))
         result[start : start + count] = values.clamp(0, 255).to(torch.uint8)
     return result

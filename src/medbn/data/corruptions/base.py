@@ -35,7 +35,7 @@ class ImageRandom:
     """Photographs of frost, see ``corrupt``."""
 
     @classmethod
-    def seeded(
+    def from_seed(
         cls, name: str, severity: int, seed: int, indices: range, device: torch.device, frost: str | Path | None
     ) -> ImageRandom:
         """Return the generators of the images with these indices."""

@@ -22,7 +22,7 @@ def frontier_parts(panel: Panel) -> list[Part]:
             missing.append(label)
         else:
             points.append(Point(label, estimator_label(estimator), x, y, method_label(method)))
-            partial += [label] if complete.places() != results.places() else []
+            partial += [label] if complete.batch_ids() != results.batch_ids() else []
     alt = "Scatter plot. " + " ".join(
         f"{p.label}: {p.x.value:.1f} without, {p.y.value:.1f} under attack." for p in points
     )

@@ -49,7 +49,9 @@ def _finding(panel: Panel) -> str:
     if not findings:
         return ""
     batches = "one batch" if len(shared) == 1 else f"{len(shared)} batches"
-    rest = "" if panel.results.places() <= shared else f" These numbers are over the {batches} that all of them have."
+    rest = (
+        "" if panel.results.batch_ids() <= shared else f" These numbers are over the {batches} that all of them have."
+    )
     if panel.targeted:
         return f"The target image is predicted as the attacker's class in {', '.join(findings)}.{rest}"
     return f"Under the worst attack that was run, the error on benign images goes {', '.join(findings)}.{rest}"
@@ -62,4 +64,4 @@ def _of_estimator(results: Results, estimator: str) -> Results:
 def _shared_batches(panel: Panel) -> set[tuple[Any, ...]]:
     """Return the batches that every estimator has under every attack."""
     columns = [panel.in_column(column) for column in panel.columns]
-    return set.intersection(*(_of_estimator(one, name).places() for one in columns for name in panel.estimators))
+    return set.intersection(*(_of_estimator(one, name).batch_ids() for one in columns for name in panel.estimators))

@@ -33,7 +33,7 @@ def measure_harm(results: Results) -> Measure | None:
 def measure_without(results: Results) -> Measure | None:
     """Return the error on the same batches without an attack."""
     # However many attacks were run on a batch, without an attack it counts once.
-    count = len(results.places())
+    count = len(results.batch_ids())
     return as_percent(results.harm("wrong_without"), count, _note(results, count, False))
 
 
