@@ -50,6 +50,8 @@ def test_fewer_than_five_batches_show_their_number_in_place_of_an_interval(repor
     table, difference = parts(document, Table)[:2]
     assert all((value.low, value.count) == (None, 4) for row in (*table.rows, *difference.rows) for value in row[2:])
     assert not table.best
+    assert "interval" not in table.caption
+    assert any("five batches" in note for note in table.notes)
     assert "| TeBN | MedBN | 10.0 (n = 4) | 30.3 (n = 4) |" in FORMATS.get("markdown").write(document)
 
 

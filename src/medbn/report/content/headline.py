@@ -7,8 +7,8 @@ from typing import Any
 
 from ...bench import Cell, Store
 from ...bench import results as stored
-from ..document import Part, Table, Value
-from ..values import finite_number, format_value
+from ..document import Measure, Part, Table, Value
+from ..values import finite_number, format_value, interval_ends
 from .best import Sample, best_cells
 from .labels import BASELINE, attack_label, capitalise, estimator_label, method_label, uses_estimator
 from .measures import counts, coverage_notes, difference, measure_harm, measure_without, measure_worst
@@ -51,9 +51,10 @@ def headline_table(panel: Panel) -> Table:
         rows.append([method_label(method), _normalisation(method, estimator), *values])
     columns = ["method", "normalisation", *_value_columns(panel, compares_attacks), *([_WORST] if worst else [])]
     axis = f" In columns: {panel.sweep}." if panel.sweep else ""
-    caption = f"{_unit(panel)}, with 95 % intervals; lower is better.{axis}"
-    notes = [*_notes(panel), *coverage_notes(rows)]
-    if worst and any(len(counts([row[3:]])) != 1 or row[-1] is None or finite_number(row[-1]) is None for row in rows):
+    intervals = any(isinstance(value, Measure) and interval_ends(value) for row in rows for value in row)
+    caption = f"{_unit(panel)}{', with 95 % intervals' if intervals else ''}; lower is better.{axis}"
+    notes = [*_notes(panel, intervals), *coverage_notes(rows)]
+    if worst and any(len(counts([row[3:]])) > 1 or finite_number(row[-1]) is None for row in rows):
         notes.append(
             f"The column {_WORST!r} is over the batches on which all of these attacks were run; a dash means none."
         )
@@ -84,15 +85,16 @@ def _value_columns(panel: Panel, compares_attacks: bool) -> list[str]:
     return ["error"] if panel.attack is None else [str(column) for column in panel.columns]
 
 
-def _notes(panel: Panel) -> list[str]:
+def _notes(panel: Panel, intervals: bool) -> list[str]:
     """Return notes on the numbers: what they count, how their intervals are made, and from how many batches."""
     results, notes = panel.results, []
     lengths = {len(result.batches) for result in results.cells}
     if panel.targeted:
         notes.append("Success: the target image is predicted as the target class. The intervals are Wilson's.")
     elif panel.attack is not None:
-        notes.append("Errors are those of benign images. The intervals are a bootstrap over batches, of at least five.")
-    if lengths == {1} and len(results.values(lambda cell: cell.corruption)) > 1:
+        which = "are a bootstrap over batches" if intervals else "need at least five batches"
+        notes.append(f"Errors are those of benign images. Intervals {which}.")
+    if intervals and lengths == {1} and len(results.values(lambda cell: cell.corruption)) > 1:
         notes.append(f"{_per_corruption(panel)}: the intervals include how corruptions differ, which makes them wide.")
     if len(lengths) > 1:
         so_far = " so far: the run is not complete." if results.has_unfinished_streams() else "."
