@@ -8,7 +8,7 @@ READY := $(VENV)/.ready
 PARALLEL := -n auto --dist worksteal
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo check test lint typecheck speed clean
+.PHONY: help install demo check test torture lint typecheck speed clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -29,6 +29,9 @@ check: $(READY) ## run the fast tests, in under a minute
 
 test: $(READY) ## run all tests
 	$(BIN)/python -m pytest $(PARALLEL) -q
+
+torture: $(READY) ## try in thousands of random trials to break what docs/reliability.md promises, in some minutes
+	$(BIN)/python -m tests.torture
 
 lint: $(READY) ## check style and formatting
 	$(BIN)/ruff check

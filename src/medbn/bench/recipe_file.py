@@ -28,6 +28,8 @@ def read(path: str | Path) -> Recipe:
         raise FileNotFoundError(f"no recipe file {path}.") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ValueError(f"{path} is not valid TOML: {error}") from None
+    except RecursionError:
+        raise ValueError(f"{path} is not a recipe: its values are nested too deeply.") from None
     try:
         return _build_recipe(path.stem, values)
     except (TypeError, ValueError, AttributeError) as error:

@@ -79,6 +79,7 @@ class StoreFile:
 
     def damaged(self, what: str) -> StoreError:
         """Return the error for a damaged store."""
+        what = " ".join(what.split())  # SQLite describes damage in several lines
         return StoreError(f"{self.path} is damaged: {what}. Move it away to start anew, or restore a copy.")
 
     @property
