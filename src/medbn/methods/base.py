@@ -19,7 +19,7 @@ Methods of Adapter:
     ``prepare()``: what is to be done once, before the first call.
     ``update(inputs, output)``: adapt to one batch.
     ``commits_prediction()``: whether the statistics of the pass that predicts enter the moving averages.
-    ``remember(images)``: keep in memory what later batches need to know of this one.
+    ``commit(commit, images, inputs, output)``: commit a batch, and keep in memory what later ones need to know of it.
     ``surrogate_key(state, images)``: what an attacker's view depends on.
 
 Methods of Learner:
@@ -192,8 +192,18 @@ class Adapter(Stateful):
         """
         return True
 
-    def remember(self, images: int) -> None:
-        """Keep in ``self.memory`` what later batches need to know of this one, which has just been committed."""
+    def commit(self, commit: Commit, images: int, inputs: Inputs, output: Any) -> None:
+        """Commit the statistics of the pass that has predicted; the last thing that a call does.
+
+        Override it to keep in ``self.memory`` what later batches need to know of this one, or to commit other images.
+
+        Args:
+            commit: commits the statistics by a policy.
+            images: how many images of the batch are finite and not padding.
+            inputs: the batch.
+            output: what the model has returned for it.
+        """
+        commit(self.commit_policy(images, self.memory))
 
     def surrogate_key(self, state: dict[str, Any], images: int) -> Hashable:
         """Return a value that is equal for two adapters only if their surrogates compute the same function.
@@ -244,7 +254,9 @@ class Adapter(Stateful):
                 with torch.no_grad():
                     output = self.run_model(inputs)
         if commit is not None:
-            self.commit_call(commit, images, inputs, output)
+            self.commit(commit, images, inputs, output)
+        if self.memory:  # policies change with the memory only
+            self.set_policies()
         return tree_map(detach_output, output)
 
     def _predict(self, inputs: Inputs) -> tuple[Any, Commit | None]:
@@ -304,17 +316,6 @@ class Adapter(Stateful):
                 first = o.name in averaged and o.layer not in statistics  # a layer that runs twice is committed once
                 if first and o.batch_centre is not None and o.batch_variance is not None:
                     statistics[o.layer] = o.batch_centre.detach(), o.batch_variance.detach()
-
-    def commit_call(self, commit: Commit, images: int, inputs: Inputs, output: Any) -> None:
-        """Commit the statistics of the pass that has predicted a call with this many usable images."""
-        self.commit(commit, images)
-
-    def commit(self, commit: Commit, images: int) -> None:
-        """Commit the statistics of one batch to the moving averages, and remember the batch."""
-        commit(self.commit_policy(images, self.memory))
-        self.remember(images)
-        if self.memory:  # policies change with the memory only
-            self.set_policies()
 
     def ignore_padding(self, inputs: Inputs) -> AbstractContextManager[None]:
         """Leave the padding of these inputs out of the statistics, inside the context."""

@@ -95,12 +95,12 @@ class Past(Adapter):
                 self._commit_pass(inputs, images)
         return False
 
-    def commit_call(self, commit: Commit, images: int, inputs: Inputs, output: Any) -> None:
+    def commit(self, commit: Commit, images: int, inputs: Inputs, output: Any) -> None:
         """Commit the statistics of the pass that has predicted a call, or collect its images if they are few."""
         if images < self.min_images:
             self._collect(inputs, output)
         else:
-            self.commit(commit, images)
+            self._commit(commit, images)
 
     def _collect(self, inputs: Inputs, output: Any) -> None:
         """Collect the usable images of a call, and commit all that are collected once they are enough."""
@@ -124,7 +124,7 @@ class Past(Adapter):
         normalise = hooks.use_policy(self.model, policy)
         with torch.no_grad(), self.ignore_padding(inputs), normalise, self.observe_statistics() as gather:
             self.run_model(inputs)
-        self.commit(gather(), images)
+        self._commit(gather(), images)
 
     def commit_policy(self, images: int, memory: dict[str, Any]) -> Policy:
         """Return the average with the weight of a batch of that many images after those in ``memory``."""
@@ -133,8 +133,9 @@ class Past(Adapter):
         equal = images / (self.batch_size + memory["images"] + images)
         return policies.ema(min(max(self.momentum * (images / self.batch_size), equal), most))
 
-    def remember(self, images: int) -> None:
-        """Count the batch and its images."""
+    def _commit(self, commit: Commit, images: int) -> None:
+        """Commit statistics of this many images, and count them."""
+        commit(self.commit_policy(images, self.memory))
         self.memory["batches"] += 1
         self.memory["images"] += min(images, self.batch_size)
 

@@ -8,8 +8,9 @@ from torch import nn
 
 from .. import policies
 from ..policies import Policy
+from ._call import Inputs
 from ._registry import register
-from .base import Adapter
+from .base import Adapter, Commit
 
 
 @register("sema")
@@ -43,8 +44,9 @@ class SEMA(Adapter):
         """Return the moving average with the weight of the batch that follows ``memory["batches"]`` others."""
         return self._counted_policy(memory) if self.counted else None
 
-    def remember(self, images: int) -> None:
-        """Count the batch."""
+    def commit(self, commit: Commit, images: int, inputs: Inputs, output: Any) -> None:
+        """Commit the batch, and count it."""
+        super().commit(commit, images, inputs, output)
         if self.counted:
             self.memory["batches"] += 1
 
