@@ -176,7 +176,7 @@ def test_a_recipe_that_takes_months_says_how_to_shorten_it(monkeypatch, capsys, 
 
 
 def test_an_unexpected_error_shows_its_type_and_how_to_get_a_traceback(capsys, monkeypatch):
-    monkeypatch.setattr("medbn.bench.recipes.get", lambda name: {}["nothing"])
+    monkeypatch.setattr("medbn.bench.recipes.get", lambda name, imports: {}["nothing"])
     assert main(["run", "demo"]) == 2
     assert "KeyError: 'nothing' (MEDBN_DEBUG=1 shows" in capsys.readouterr().err
     monkeypatch.setenv("MEDBN_DEBUG", "1")

@@ -15,6 +15,7 @@ from typing import Any, Protocol
 
 import torch
 
+from . import user_modules
 from .cell import Cell
 from .cell_stream import run_cell
 from .events import Event, OnEvent
@@ -65,7 +66,7 @@ class Processes:
             tasks.put([(cell.to_dict(), batches) for cell, batches in group])
         for _ in range(self.jobs):
             tasks.put(None)
-        arguments = (tasks, messages, str(store), self.place)
+        arguments = (tasks, messages, str(store), self.place, user_modules.listed())
         workers = [context.Process(target=_work, args=arguments, daemon=True) for _ in range(self.jobs)]
         with _ignore_interrupts():
             for worker in workers:
@@ -123,9 +124,10 @@ def _ignore_interrupts() -> Iterator[None]:
         signal.signal(signal.SIGINT, before)
 
 
-def _work(tasks: Any, messages: Any, store: str, place: Place) -> None:
+def _work(tasks: Any, messages: Any, store: str, place: Place, modules: user_modules.UserModules) -> None:
     """Run groups of cells until there are none left: the main function of a worker process."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the parent too, which terminates its workers
+    user_modules.use(modules)
     parent = parent_process()
 
     def on_event(event: Event) -> None:

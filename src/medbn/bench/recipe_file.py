@@ -4,23 +4,34 @@ from __future__ import annotations
 
 import importlib
 import sys
+from collections.abc import Iterable
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 from .._errors import unknown_name
+from . import user_modules
 from .cell import Attack, Setting
 from .recipe import Recipe
+from .requirements import is_user_model
 
 
-def read(path: str | Path) -> Recipe:
+def read(path: str | Path, imports: Iterable[str] = ()) -> Recipe:
     """Return the recipe of a TOML file.
 
     The keys are the fields of Recipe, with ``[[settings]]`` and ``[[attacks]]`` as tables. The fields of a setting may
     also be at the top of the file: all settings then have them.
+
+    A recipe file runs code where a model is ``MODULE:FUNCTION``. The module must be a Python file beside the recipe
+    file, or a module of ``imports`` or below one.
+
+    Args:
+        path: the file.
+        imports: modules of installed packages, which are imported.
     """
     tomllib = _import_toml()
     path = Path(path)
+    user_modules.import_modules(imports)
     try:
         with path.open("rb") as file:
             values = tomllib.load(file)
@@ -31,7 +42,11 @@ def read(path: str | Path) -> Recipe:
     except RecursionError:
         raise ValueError(f"{path} is not a recipe: its values are nested too deeply.") from None
     try:
-        return _build_recipe(path.stem, values)
+        recipe = _build_recipe(path.stem, values)
+        for setting in recipe.settings:
+            if is_user_model(setting.model):
+                user_modules.allow(setting.model, path.parent)
+        return recipe
     except (TypeError, ValueError, AttributeError) as error:
         raise ValueError(f"{path}: {error}") from None
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from .._registry import Registry
 from .recipe import Recipe
 from .recipe_file import read
+from .user_modules import import_modules
 
 Function = Callable[[], Recipe]
 
@@ -19,8 +20,15 @@ def available() -> list[str]:
     return _registry.available()
 
 
-def get(name: str) -> Recipe:
-    """Return a recipe by its name, or by the path of a TOML file."""
+def get(name: str, *, imports: Iterable[str] = ()) -> Recipe:
+    """Return a recipe by its name, or by the path of a TOML file.
+
+    Args:
+        name: the name or the path.
+        imports: modules to import first: they may register what the recipe names, and a TOML file may use their
+            functions.
+    """
+    import_modules(imports)
     return read(name) if name.endswith(".toml") else _registry.get(name)()
 
 

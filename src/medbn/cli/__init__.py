@@ -63,8 +63,6 @@ class Parser(argparse.ArgumentParser):
 
 def main(arguments: list[str] | None = None) -> int:
     """Run one command and return its exit code."""
-    if os.getcwd() not in sys.path:
-        sys.path.insert(0, os.getcwd())  # a user's own model is imported from the current folder
     parser = build_parser()
     _complete(parser)
 

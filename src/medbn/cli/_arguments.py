@@ -19,6 +19,18 @@ def add_root(parser: argparse.ArgumentParser | argparse._ArgumentGroup) -> None:
     )
 
 
+def add_import(parser: argparse.ArgumentParser | argparse._ArgumentGroup) -> None:
+    """Add ``--import``, whose modules are in ``options.imports``."""
+    parser.add_argument(
+        "--import",
+        dest="imports",
+        nargs="+",
+        default=[],
+        metavar="MODULE",
+        help="import these modules: recipe files may call their functions, and they may register your own methods",
+    )
+
+
 def add_device(parser: argparse.ArgumentParser | argparse._ArgumentGroup) -> None:
     """Add ``--device``, to be read by ``choose_device``."""
     parser.add_argument("--device", help="default: cuda where there is one, else cpu")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
-from ._arguments import add_root, choose_device
+from ._arguments import add_import, add_root, choose_device
 from ._completion import complete, recipe_names
 from ._terminal import format_table
 
@@ -21,6 +21,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the command."""
     parser.epilog = "examples:\n  medbn recipes\n  medbn recipes targeted-instant"
     complete(parser.add_argument("name", nargs="?", metavar="RECIPE", help="describe this recipe"), recipe_names)
+    add_import(parser)
     add_root(parser)
     parser.add_argument("--device", help="estimate times for this device (default: cuda where there is one, else cpu)")
 
@@ -31,7 +32,7 @@ def run(options: argparse.Namespace) -> None:
 
     device = choose_device(options.device)
     if options.name:
-        describe(recipes.get(options.name), options, device)
+        describe(recipes.get(options.name, imports=options.imports), options, device)
         return
     speed = time_estimate.measure_speed(device)
     rows = []

@@ -10,7 +10,16 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ._arguments import UNFINISHED, add_device, add_root, choose_device, natural_int, positive_float, positive_int
+from ._arguments import (
+    UNFINISHED,
+    add_device,
+    add_import,
+    add_root,
+    choose_device,
+    natural_int,
+    positive_float,
+    positive_int,
+)
 from ._completion import complete, corruption_names, dataset_names, estimator_names, method_names, recipe_names
 from ._run_progress import RunProgress, show_run
 from ._terminal import format_table
@@ -63,6 +72,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add_root(place)
     place.add_argument("--weights", metavar="FILE", help="weights of the model, for a recipe with one model")
     place.add_argument("--clean", metavar="DATA", help="folder of clean images for EATA, if the recipe names none")
+    add_import(place)
     add_device(place)
     place.add_argument("--jobs", type=positive_int, default=1, metavar="N", help="processes (default: 1)")
     place.add_argument("--threads", type=positive_int, metavar="N", help="torch's threads in each process")
@@ -129,7 +139,7 @@ def _narrowed_recipe(name: str, options: argparse.Namespace) -> Recipe:
 
     from .. import bench
 
-    recipe = bench.recipes.get(name).narrow(data=options.data)
+    recipe = bench.recipes.get(name, imports=options.imports).narrow(data=options.data)
     recipe = recipe.smoke() if options.smoke else recipe
     recipe = recipe.narrow(
         methods=options.methods,

@@ -73,8 +73,8 @@ def from_function(name: str, options: dict[str, Any]) -> nn.Module:
         if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
             raise  # the module exists, and something that it imports does not
         raise ValueError(
-            f"model {name!r}: there is no module {error.name!r} on Python's path; 'module:function' needs a module"
-            " that can be imported from here."
+            f"model {name!r}: there is no module {error.name!r} on Python's path, which the current folder is not part"
+            " of (PYTHONPATH=. adds it)."
         ) from error
     function = getattr(module, function_name, None)
     if not callable(function):
