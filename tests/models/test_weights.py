@@ -4,6 +4,7 @@ import json
 import os
 import pickle
 import sys
+import zipfile
 from collections import OrderedDict
 from pathlib import Path
 
@@ -281,3 +282,36 @@ def test_without_safetensors_the_error_names_the_extra(model, tmp_path, monkeypa
         models.metadata(path)
     torch.save(model.state_dict(), tmp_path / "weights.pt")
     models.load(model, tmp_path / "weights.pt")  # needs none of it
+
+
+@pytest.mark.parametrize(
+    ("kind", "value"),
+    [
+        ("linear.bias", float("nan")),
+        ("linear.weight", float("inf")),
+        ("running_mean", float("nan")),
+        ("running_var", -1.0),
+        ("sigma", 0.0),
+    ],
+)
+def test_values_that_no_trained_model_has_are_refused_by_name(kind, value, model, other, tmp_path):
+    state = {**other.state_dict(), "mu": torch.zeros(1, 3, 1, 1), "sigma": torch.ones(1, 3, 1, 1)}
+    name = next(key for key in state if key.endswith(kind))
+    state[name] = state[name].clone()
+    state[name].view(-1)[-1] = value
+    torch.save(state, tmp_path / "weights.pt")
+    before = models.fingerprint(model)
+    for strict in (True, False):
+        with pytest.raises(ValueError, match=name):
+            models.load(model, tmp_path / "weights.pt", strict)
+    assert models.fingerprint(model) == before
+
+
+def test_a_compressed_file_of_weights_is_refused(model, tmp_path):
+    path = tmp_path / "weights.pt"
+    torch.save(torch.zeros(10**6), tmp_path / "stored.pt")
+    with zipfile.ZipFile(tmp_path / "stored.pt") as stored, zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as bomb:
+        for member in stored.infolist():
+            bomb.writestr(member.filename, stored.read(member))
+    with pytest.raises(ValueError, match="compressed"):
+        models.load(model, path)

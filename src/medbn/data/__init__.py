@@ -14,7 +14,8 @@ from .disk_errors import DownloadError
 from .download import Archive
 from .fetch import fetch
 from .generate import GenerationResult, generate
-from .image_folder import load_image_folder, read_image
+from .image_file import read_image
+from .image_folder import load_image_folder
 from .load import corrupt, load
 from .registry import DatasetInfo, available, find_root, get, register, unregister
 

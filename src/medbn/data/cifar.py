@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from .dataset import Dataset, from_tensors
+from .dataset import Dataset, from_tensors, read_text
 
 CIFAR10_CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 IMAGE_BYTES = 3 * 32 * 32
@@ -32,7 +32,7 @@ def cifar100_classes(folder: Path) -> tuple[str, ...]:
     file = folder / "fine_label_names.txt"
     if not file.is_file():
         return tuple(str(number) for number in range(100))
-    return tuple(line.strip() for line in file.read_text().splitlines() if line.strip())
+    return tuple(line.strip() for line in read_text(file).splitlines() if line.strip())
 
 
 def _read_records(name: str, split: str, files: list[Path], label_bytes: int, classes: tuple[str, ...]) -> Dataset:

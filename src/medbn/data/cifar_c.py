@@ -19,6 +19,9 @@ from .dataset import Dataset, Indices, digest, index_tensor
 MANIFEST = "medbn.json"
 """The file that ``generate`` writes beside the arrays: what they were made from, and how."""
 
+MOST_CLASSES = 100_000
+"""A larger label is an error: classes without names are numbered, and one label could ask for billions of them."""
+
 
 def load_cifar_c(
     path: str | Path, corruption: str, severity: int, *, name: str | None = None, classes: tuple[str, ...] | None = None
@@ -44,7 +47,7 @@ def load_cifar_c(
             raise ValueError(f"{folder} needs a corruption: {present}.")
         raise FileNotFoundError(f"no {corruption}.npy in {folder}; it has {present}.")
     images, labels = _map_array(folder / f"{corruption}.npy"), _map_array(folder / "labels.npy")
-    if images.ndim != 4 or images.shape[3] != 3 or images.dtype != np.uint8 or len(images) % 5 or not len(images):
+    if images.ndim != 4 or images.shape[3] != 3 or images.dtype != np.uint8 or len(images) % 5 or not images.size:
         raise ValueError(
             f"{folder / corruption}.npy holds {images.dtype} of shape {images.shape}; expected bytes (5 · N, H, W, 3)."
         )
@@ -55,7 +58,12 @@ def load_cifar_c(
     count = len(images) // 5
     part = slice((severity - 1) * count, severity * count)
     part_images, part_labels = images[part], torch.from_numpy(labels[part].astype(np.int64))
-    classes = classes or _class_names(folder, int(labels.max()) + 1)
+    largest = int(labels.max())
+    if largest >= MOST_CLASSES:
+        raise ValueError(
+            f"labels.npy of {folder} has the label {largest}; a dataset has at most {MOST_CLASSES} classes."
+        )
+    classes = classes or _class_names(folder, largest + 1)
     if not 0 <= int(part_labels.min()) <= int(part_labels.max()) < len(classes):
         raise ValueError(f"labels.npy of {folder} has labels outside 0 to {len(classes) - 1}.")
 
@@ -88,7 +96,7 @@ def read_manifest(folder: Path) -> dict[str, Any] | None:
         text = isinstance(classes, list) and all(isinstance(one, str) for one in classes)
         if text and isinstance(versions, dict) and manifest["made by"]:
             return dict(manifest)
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         pass
     raise ValueError(f"{file} is damaged. Remove the folder and generate it again.")
 
@@ -102,7 +110,9 @@ def _map_array(file: Path) -> np.ndarray:
     if not file.is_file():
         raise FileNotFoundError(f"{file} is missing.")
     try:
-        array: np.ndarray = np.load(file, mmap_mode="r", allow_pickle=False)
-    except (ValueError, EOFError) as error:
-        raise ValueError(f"{file} is not a readable .npy file: {error}") from None
-    return array
+        return np.lib.format.open_memmap(file, mode="r")
+    except Exception as error:  # damaged headers raise errors of many types
+        if isinstance(error, OSError) and error.errno is not None:
+            raise
+        reason = " ".join(str(error).split())[:200] or type(error).__name__
+        raise ValueError(f"{file} is not a readable .npy file: {reason}") from None

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -120,6 +121,14 @@ class Dataset:
 def index_tensor(indices: Indices) -> Tensor:
     """Return indices as an int64 tensor."""
     return torch.as_tensor(list(indices), dtype=torch.int64)
+
+
+def read_text(file: Path) -> str:
+    """Return the content of a text file; another file is an error that names it."""
+    try:
+        return file.read_text(encoding="utf-8")
+    except UnicodeDecodeError:
+        raise ValueError(f"{file} is not a text file in UTF-8.") from None
 
 
 def digest(*parts: str | bytes | np.ndarray) -> str:

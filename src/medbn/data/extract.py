@@ -6,8 +6,17 @@ import os
 import shutil
 import tarfile
 from pathlib import Path, PurePosixPath, PureWindowsPath
+from typing import Any
 
 from .disk_errors import DownloadError, explain_disk_errors
+
+_LARGEST_RATIO = 20
+_SMALLEST_LIMIT = 100_000_000
+_LARGEST_HEADER = 2**20
+_EXTENDED_HEADERS = (
+    *(tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.SOLARIS_XHDTYPE),
+    *(tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK),
+)
 
 
 def extract(archive_path: Path, target: Path, *, inside: str | None = None) -> None:
@@ -17,6 +26,9 @@ def extract(archive_path: Path, target: Path, *, inside: str | None = None) -> N
         archive_path: the archive. A member that would be written outside ``target`` makes it an error.
         target: the folder to create; its parent must exist.
         inside: the folder within the archive that becomes ``target``; by default the whole archive does.
+
+    An archive whose contents are much larger than itself is an error: images hardly compress, and a few kilobytes can
+    fill a disk.
     """
     if not hasattr(tarfile, "data_filter"):
         raise DownloadError(
@@ -41,6 +53,18 @@ def extract(archive_path: Path, target: Path, *, inside: str | None = None) -> N
         shutil.rmtree(scratch, ignore_errors=True)
 
 
+class _BoundedHeader(tarfile.TarInfo):
+    """A member's header, which tarfile reads into memory whole where it is an extended one."""
+
+    @classmethod
+    def frombuf(cls, buf: Any, encoding: Any, errors: str) -> Any:
+        """Return the header in a block of 512 bytes."""
+        member = super().frombuf(buf, encoding, errors)
+        if member.type in _EXTENDED_HEADERS and member.size > _LARGEST_HEADER:
+            raise tarfile.ReadError(f"it has a header of {member.size} bytes")
+        return member
+
+
 def _extract_members(archive_path: Path, folder: Path) -> None:
     try:
         file = archive_path.open("rb")
@@ -48,9 +72,14 @@ def _extract_members(archive_path: Path, folder: Path) -> None:
         raise DownloadError(f"cannot read {archive_path}: {error}.") from error
     with file, explain_disk_errors(folder.parent):
         try:
-            with tarfile.open(fileobj=file) as tar:
+            limit = max(_SMALLEST_LIMIT, _LARGEST_RATIO * archive_path.stat().st_size)
+            total = 0
+            with tarfile.open(fileobj=file, tarinfo=_BoundedHeader) as tar:
                 # One by one, because extractall reads a compressed archive twice.
                 for member in tar:
+                    total += tarfile.BLOCKSIZE + member.size
+                    if total > limit:
+                        raise tarfile.ReadError(f"its contents are larger than {limit} bytes")
                     tar.extract(member, folder, filter=_check_member)
                 # tarfile accepts an archive that is cut off between two members; a complete one ends with zeros.
                 assert tar.fileobj is not None
@@ -60,8 +89,9 @@ def _extract_members(archive_path: Path, folder: Path) -> None:
         except Exception as error:  # damaged data raises errors of many types
             if isinstance(error, OSError) and error.errno is not None:  # a disk error; gzip's own have no number
                 raise
+            reason = " ".join(str(error).split()) or type(error).__name__
             raise DownloadError(
-                f"cannot extract {archive_path}: {str(error) or type(error).__name__}. Nothing was extracted."
+                f"cannot extract {archive_path}: {reason}. Nothing was extracted."
                 " The archive is damaged or unsafe: delete it and download it again."
             ) from error
 

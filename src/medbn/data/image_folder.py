@@ -12,9 +12,12 @@ import torch
 from torch import Tensor
 
 from . import corruptions
-from .dataset import Dataset, Indices, digest
+from .dataset import Dataset, Indices, digest, read_text
+from .image_file import image_size, read_image
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".ppm", ".tif", ".tiff")
+
+_LONGEST_DEFAULT_SIDE = 2**12
 
 
 def load_image_folder(
@@ -53,7 +56,7 @@ def load_image_folder(
     files = _list_images(root, classes, shuffle) if subset is None else _list_subset(root, classes, subset)
     if not files:
         raise ValueError(f"no images in {root}: expected files that end in {', '.join(SUFFIXES)}.")
-    height, width = (size, size) if isinstance(size, int) else size or _image_size(root / files[0])
+    height, width = (size, size) if isinstance(size, int) else size or _default_size(root / files[0])
     if min(height, width) < 1:
         raise ValueError(f"size must be at least 1, got {size}.")
     class_index = {kind: index for index, kind in enumerate(classes)}
@@ -87,24 +90,6 @@ def load_imagenet_c(
     raise FileNotFoundError(f"no {corruption}/{severity} in {path}.")
 
 
-def read_image(file: str | Path, height: int, width: int) -> np.ndarray:
-    """Return an image file as (height, width, 3) bytes, scaled and cropped as ``load_image_folder`` describes."""
-    from PIL import Image, UnidentifiedImageError
-
-    try:
-        with Image.open(file) as opened:
-            image = opened.convert("RGB")
-    except (UnidentifiedImageError, Image.DecompressionBombError, OSError) as error:
-        raise ValueError(f"{file} is not a readable image: {error}") from None
-    if image.size != (width, height):
-        scale = 8 / 7 * max(height / image.height, width / image.width)
-        scaled_width, scaled_height = max(width, round(image.width * scale)), max(height, round(image.height * scale))
-        image = image.resize((scaled_width, scaled_height), Image.Resampling.BILINEAR)
-        left, top = (scaled_width - width) // 2, (scaled_height - height) // 2
-        image = image.crop((left, top, left + width, top + height))
-    return np.asarray(image)
-
-
 def _list_images(root: Path, classes: Sequence[str], shuffle: int | None) -> list[str]:
     """Return the paths of all images below ``root``, with slashes, in a fixed order."""
     files = [
@@ -120,9 +105,10 @@ def _list_images(root: Path, classes: Sequence[str], shuffle: int | None) -> lis
 
 def _list_subset(root: Path, classes: Sequence[str], subset: Sequence[str] | str | Path) -> list[str]:
     """Return the paths of a subset, all of which must exist."""
-    lines = Path(subset).read_text().splitlines() if isinstance(subset, str | Path) else subset
+    lines = read_text(Path(subset)).splitlines() if isinstance(subset, str | Path) else subset
     files = [line.strip() for line in lines if line.strip()]
-    missing = [file for file in files if file.split("/")[0] not in classes or not (root / file).is_file()]
+    outside = {file for file in files if file.split("/")[0] not in classes or ".." in file.split("/")}
+    missing = [file for file in files if file in outside or not _is_file(root / file)]
     if missing:
         raise FileNotFoundError(f"{len(missing)} files of the subset are not in {root}; the first is {missing[0]!r}.")
     return files
@@ -133,12 +119,16 @@ def _list_files(folder: Path) -> list[str]:
     return [file.relative_to(folder).as_posix() for file in folder.rglob("*") if file.is_file()]
 
 
-def _image_size(file: Path) -> tuple[int, int]:
-    """Return the height and width of an image file."""
-    from PIL import Image, UnidentifiedImageError
-
+def _is_file(file: Path) -> bool:
     try:
-        with Image.open(file) as image:
-            return image.height, image.width
-    except (UnidentifiedImageError, Image.DecompressionBombError, OSError) as error:
-        raise ValueError(f"{file} is not a readable image: {error}") from None
+        return file.is_file()
+    except (OSError, ValueError):  # a name that is too long, or that holds a zero byte
+        return False
+
+
+def _default_size(file: Path) -> tuple[int, int]:
+    """Return the height and width of the first image, to which all are then scaled."""
+    height, width = image_size(file)
+    if max(height, width) > _LONGEST_DEFAULT_SIDE:
+        raise ValueError(f"{file} has {width} × {height} pixels; give size= to scale images of that size.")
+    return height, width

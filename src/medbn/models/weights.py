@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import hashlib
 import re
+import struct
+import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -52,6 +54,8 @@ def load(model: nn.Module, path: str | Path, strict: bool = True) -> str:
     _check(type(core).__name__, path, state, expected, strict)
     targets = {name: getattr(normalise, _CONSTANTS[name]) for name in constants}
     _check("the normalisation", path, constants, targets, strict)
+    _check_values(path, state, expected)
+    _check_values(path, constants, targets)
     core.load_state_dict(state, strict=strict)
     with torch.no_grad():
         for name, value in constants.items():
@@ -142,9 +146,12 @@ def _read(path: Path) -> object:
             return load_file(path)
         except SafetensorError as error:
             raise _damaged(path, error) from error
+        except (KeyError, TypeError, ValueError, RuntimeError) as error:  # a dtype that this torch does not have
+            raise ValueError(f"weights {str(path)!r} cannot be read: {error}.") from error
+    _refuse_compressed(path)
     try:
         return torch.load(path, map_location="cpu", weights_only=True)
-    except (OSError, MemoryError):
+    except OSError:
         raise
     except Exception as error:  # a file that does not hold weights raises errors of many types
         refused = re.search(r"GLOBAL (\S+)", str(error))
@@ -156,6 +163,17 @@ def _read(path: Path) -> object:
             " of the file's author. If you trust the file, convert it once, where it was made:"
             " torch.save(model.state_dict(), 'weights.pt'), or medbn.models.save(model, 'weights.safetensors')."
         ) from error
+
+
+def _refuse_compressed(path: Path) -> None:
+    """Raise an error for a zip archive that holds more than its size; torch writes them without compression."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            total = sum(member.file_size for member in archive.infolist())
+    except (zipfile.BadZipFile, NotImplementedError, ValueError, OverflowError, struct.error):
+        return  # torch reads files of other formats, and refuses damaged ones
+    if total > path.stat().st_size:
+        raise ValueError(f"weights {str(path)!r} are refused: they are compressed, {total} bytes in a smaller file.")
 
 
 def _unwrap(content: object, core: nn.Module, path: Path) -> dict[str, Any]:
@@ -202,13 +220,34 @@ def _check(kind: str, path: Path, state: dict[str, Any], expected: Mapping[str, 
 def _mismatch(name: str, value: object, expected: object) -> list[str]:
     if not isinstance(expected, Tensor):
         return []
-    if not isinstance(value, Tensor) or value.layout is not torch.strided or value.is_meta or value.is_quantized:
+    plain = isinstance(value, Tensor) and value.layout is torch.strided and not value.is_nested
+    if not isinstance(value, Tensor) or not plain or value.is_meta or value.is_quantized:
         return [f"{name} is a {type(value).__name__}, not a plain tensor"]
     if value.shape != expected.shape:
         return [f"{name} is {tuple(value.shape)}, expected {tuple(expected.shape)}"]
     if value.is_floating_point() != expected.is_floating_point() or value.is_complex() != expected.is_complex():
         return [f"{name} is {value.dtype}, expected {expected.dtype}"]
     return []
+
+
+def _check_values(path: Path, state: dict[str, Any], expected: Mapping[str, Any]) -> None:
+    """Raise one error that lists the tensors with values that no trained model has."""
+    problems = []
+    for name, own in expected.items():
+        if name not in state or not isinstance(own, Tensor) or own.is_meta:
+            continue
+        value = state[name].detach().to("cpu", own.dtype)
+        # A constant of the architecture may be infinite, such as the mask of an attention.
+        if not bool(value.isfinite().all()) and bool(own.isfinite().all()):
+            problems.append(f"{name} has values that are not finite")
+        elif name.endswith("running_var") and bool((value < 0).any()):
+            problems.append(f"{name} has negative variances")
+        elif name in _CONSTANTS and _CONSTANTS[name] == "std" and bool((value <= 0).any()):
+            problems.append(f"{name} has values that are not positive")
+    if problems:
+        raise ValueError(
+            f"weights {str(path)!r} are damaged: {abbreviate(problems)}. Get the file again; nothing was loaded."
+        )
 
 
 def require_safetensors() -> None:

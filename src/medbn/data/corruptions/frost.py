@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from ..dataset import digest
+from ..image_file import read_rgb
 from .base import Floats
 from .plasma import plasma, plasma_side
 
@@ -50,12 +51,9 @@ def frost_fingerprint(frost: str | Path | None) -> str:
 @functools.cache
 def frost_photographs(folder: Path, scale: float, height: int, width: int) -> tuple[Floats, ...]:
     """Return the photographs at a scale, (3, H, W) in [0, 255], never smaller than (height, width)."""
-    from PIL import Image
-
     photographs = []
     for name in FROST_FILES:
-        with Image.open(folder / name) as file:
-            photograph = np.asarray(file.convert("RGB"), dtype=np.float32).transpose(2, 0, 1)
+        photograph = np.asarray(read_rgb(folder / name), dtype=np.float32).transpose(2, 0, 1)
         fit = max(scale, height / photograph.shape[1], width / photograph.shape[2])
         x = torch.from_numpy(photograph.copy()).unsqueeze(0)
         photographs.append(_scale(_scale(x, 2, fit), 3, fit)[0].numpy())
