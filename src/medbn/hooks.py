@@ -2,8 +2,8 @@
 
 Each acts on all robust layers of a model and changes no parameter and no statistic. They act on the model, not on the
 thread: threads that use different contexts need a copy of the model each. However contexts overlap, a layer is as
-configured once all have ended. Under activation checkpointing a layer's
-forward pass runs again during the backward pass, which must then be inside the context too.
+configured once all have ended. Under activation checkpointing a layer's forward pass runs again during the backward
+pass, which must then be inside the context too.
 """
 
 from __future__ import annotations
@@ -16,16 +16,9 @@ from typing import Any
 from torch import Tensor, nn
 
 from . import estimators, policies
+from ._contexts import add_observers, add_overrides, remove_observers, remove_overrides
 from .estimators import Estimator
-from .layers import (
-    LayerPass,
-    Observer,
-    RobustBatchNorm,
-    add_observers,
-    add_overrides,
-    remove_observers,
-    remove_overrides,
-)
+from .layers import LayerPass, Observer, RobustBatchNorm
 from .policies import Policy
 
 

@@ -9,7 +9,7 @@ pass in eval() writes nothing.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -59,7 +59,7 @@ tails: dict[str, Callable[[nn.Module, Tensor], Tensor]] = {}
 _MOVING_AVERAGE = ("ema_mean", "ema_var")
 _SETTINGS = ("_estimator", "_policy", "_own_policy", "_nonfinite", "_converted_from", "_tail")
 _TEMPORARY: dict[str, Any] = {"_valid": None, "_backward": None, "_observers": (), "_overrides": ()}
-_temporary_lock = threading.RLock()
+overrides_lock = threading.RLock()
 """Held while what contexts have set is changed: threads may use contexts of one model at the same time."""
 
 
@@ -153,7 +153,7 @@ class RobustBatchNorm(_BatchNorm):
     def policy(self, policy: str | Policy) -> None:
         policy = policies.get(policy)
         self.check_policy(policy)
-        with _temporary_lock:
+        with overrides_lock:
             self._own_policy = policy
             self._apply_overrides()
 
@@ -338,49 +338,6 @@ class RobustBatchNorm(_BatchNorm):
         """Return what torch shows, the estimator and the policy."""
         text = f"{super().extra_repr()}, estimator={self.estimator.name}, policy={self.policy}"  # type: ignore[no-untyped-call]
         return text + (f", nonfinite={self.nonfinite}" if self.nonfinite else "")
-
-
-def add_overrides(overrides: Mapping[RobustBatchNorm, dict[str, Any]]) -> None:
-    """Override settings of layers until ``remove_overrides``, which may come in any order."""
-    with _temporary_lock:
-        for layer, override in overrides.items():
-            vars(layer).update(override, _overrides=(*layer._overrides, override))
-
-
-def remove_overrides(overrides: Mapping[RobustBatchNorm, dict[str, Any]]) -> None:
-    """Remove these overrides, where they are; the others and the layer's own settings remain."""
-    with _temporary_lock:
-        for layer, override in overrides.items():
-            vars(layer)["_overrides"] = tuple([other for other in layer._overrides if other is not override])
-            layer._apply_overrides()
-
-
-def add_observers(observers: Mapping[RobustBatchNorm, Observer]) -> None:
-    """Call these observers in each forward pass, after those that are there."""
-    with _temporary_lock:
-        for layer, observer in observers.items():
-            layer._observers = (*layer._observers, observer)
-
-
-def remove_observers(observers: Mapping[RobustBatchNorm, Observer]) -> None:
-    """Remove these observers, where they are."""
-    with _temporary_lock:
-        for layer, observer in observers.items():
-            layer._observers = tuple(other for other in layer._observers if other is not observer)
-
-
-def remove_other_contexts(contexts: Iterable[tuple[RobustBatchNorm, Any, Any]]) -> None:
-    """Remove what contexts have set since ``list_contexts``, for those that an exception kept from doing so."""
-    with _temporary_lock:
-        for layer, overrides, observers in contexts:
-            layer._overrides = tuple(o for o in layer._overrides if any(o is old for old in overrides))
-            layer._observers = tuple(o for o in layer._observers if any(o is old for old in observers))
-            layer._apply_overrides()
-
-
-def list_contexts(layers: Iterable[RobustBatchNorm]) -> list[tuple[RobustBatchNorm, Any, Any]]:
-    """Return what contexts have set in these layers, for ``remove_other_contexts``."""
-    return [(layer, layer._overrides, layer._observers) for layer in layers]
 
 
 def gather_statistics(statistics: Mapping[RobustBatchNorm, tuple[Tensor, Tensor]]) -> Callable[..., None]:

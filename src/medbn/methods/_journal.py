@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from ..layers import list_contexts, remove_other_contexts
+from .._contexts import list_contexts, remove_other_contexts
 
 if TYPE_CHECKING:
     from ._state import Stateful
