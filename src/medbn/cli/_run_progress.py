@@ -46,7 +46,7 @@ class RunProgress:
     @property
     def summary(self) -> str:
         """What is done when the run stops now, in words."""
-        return f"{self.streams} are done, {self.batches} batches in this run"
+        return f"{self.streams} are done, {self.batches} batch{'' if self.batches == 1 else 'es'} in this run"
 
 
 class NumbersSoFar:
