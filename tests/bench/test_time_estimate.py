@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from medbn.bench import recipes
-from medbn.bench.time_estimate import estimate_seconds, format_duration, shortest_time
+from medbn.bench import recipes, time_estimate
+from medbn.bench.time_estimate import calibrate, describe_duration, estimate_seconds, gpu_hours, shortest_time
 
 
 def test_estimates_grow_with_the_work(tiny):
@@ -15,7 +15,7 @@ def test_estimates_grow_with_the_work(tiny):
     assert estimate_seconds(replace(tiny, batches=1), 1e9) < base
     assert estimate_seconds(replace(tiny, attacks=(replace(tiny.attacks[0], steps=20),)), 1e9) > 3 * base
     assert estimate_seconds(recipes.get("targeted-instant"), 1e9) > 1000 * base
-    assert format_duration(100) == "2 min"
+    assert describe_duration(100, "cpu") == "2 min"
 
 
 def test_a_busy_moment_is_not_measured(monkeypatch):
@@ -28,3 +28,37 @@ def test_a_busy_moment_is_not_measured(monkeypatch):
 
     assert shortest_time(work) == pytest.approx(0.001)
     assert now[0] < 0.6
+
+
+@pytest.fixture
+def cache(tmp_path, monkeypatch):
+    """Speeds that are measured one after the other, on a machine that is idle, and an empty cache folder."""
+    speeds = [3e9, 5e9, 4e9]
+    monkeypatch.setattr("medbn.data.cache_folder", lambda: tmp_path / "cache")
+    monkeypatch.setattr(time_estimate, "measure_speed", lambda device: speeds.pop(0))
+    monkeypatch.setattr(time_estimate, "_is_busy", lambda: False)
+    return tmp_path / "cache" / "calibration.json"
+
+
+def test_a_speed_is_measured_once(cache):
+    assert [calibrate("cpu"), calibrate("cpu")] == [3e9, 3e9]
+
+
+def test_a_speed_of_a_busy_machine_is_measured_again_and_the_highest_counts(cache, monkeypatch):
+    monkeypatch.setattr(time_estimate, "_is_busy", lambda: True)
+    assert [calibrate("cpu"), calibrate("cpu"), calibrate("cpu")] == [3e9, 5e9, 5e9]
+
+
+@pytest.mark.parametrize("content", ["", "[]", "3", '{"a": 1}', "\0" * 100])
+def test_an_unreadable_calibration_is_measured_again(content, cache):
+    cache.parent.mkdir()
+    cache.write_text(content)
+    assert calibrate("cpu") == 3e9
+    assert calibrate("cpu") == 3e9
+
+
+def test_a_recipe_of_years_is_given_in_gpu_hours(cache):
+    seconds = 200 * 365 * 86400.0
+    assert describe_duration(seconds, "cpu") == f"too long here, about {gpu_hours(seconds, 'cpu'):,.0f} GPU-hours"
+    assert gpu_hours(seconds, "cpu") == pytest.approx(seconds * 3e9 / time_estimate.GPU_SPEED / 3600)
+    assert describe_duration(8 * 86400.0, "cuda") == "too long here, about 192 GPU-hours"

@@ -79,7 +79,8 @@ def test_ctrl_c_stops_cleanly_and_says_how_to_continue(jobs, tmp_path):
 
 
 @pytest.mark.slow
-def test_recipes_lists_everything(capsys, tmp_path):
+def test_recipes_lists_everything(capsys, tmp_path, monkeypatch):
+    monkeypatch.setattr("medbn.data.cache_folder", lambda: tmp_path)
     assert main(["recipes", "--root", str(tmp_path), "--device", "cpu"]) == 0
     printed = capsys.readouterr().out
     for name in medbn.bench.recipes.available():
@@ -168,11 +169,13 @@ def test_train_checks_before_it_trains_that_it_can_save(tmp_path, capsys, monkey
     assert "safetensors" in capsys.readouterr().err
 
 
-def test_a_recipe_that_takes_months_says_how_to_shorten_it(monkeypatch, capsys, tmp_path):
-    monkeypatch.setattr("medbn.bench.time_estimate.measure_speed", lambda device: 1e11)
+def test_a_recipe_that_takes_months_says_how_to_shorten_it_and_what_it_takes_on_a_gpu(monkeypatch, capsys, tmp_path):
+    monkeypatch.setattr("medbn.bench.time_estimate.calibrate", lambda device: 1e11)
     for name, narrowed in (("targeted-instant", True), ("demo", False)):
         assert main(["recipes", name, "--root", str(tmp_path), "--device", "cpu"]) == 0
-        assert ("years on cpu (estimate); shorten it with --data" in capsys.readouterr().out) is narrowed
+        printed = capsys.readouterr().out
+        assert bool(re.search(r"too long here, about [\d,]+ GPU-hours .*shorten it with --data", printed)) is narrowed
+        assert "years" not in printed
 
 
 def test_an_unexpected_error_shows_its_type_and_how_to_get_a_traceback(capsys, monkeypatch):

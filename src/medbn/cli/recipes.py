@@ -34,14 +34,14 @@ def run(options: argparse.Namespace) -> None:
     if options.name:
         describe(recipes.get(options.name, imports=options.imports), options, device)
         return
-    speed = time_estimate.measure_speed(device)
+    speed = time_estimate.calibrate(device)
     rows = []
     for name in recipes.available():
         recipe = recipes.get(name)
         needs = " ".join(dict.fromkeys(s.data for s in recipe.settings))
         models = " ".join(dict.fromkeys(s.model for s in recipe.settings))
         ready = "yes" if not recipe_requirements(recipe, options.root) else "-"
-        duration = time_estimate.format_duration(time_estimate.estimate_seconds(recipe, speed))
+        duration = time_estimate.describe_duration(time_estimate.estimate_seconds(recipe, speed), device)
         rows.append((name, ready, needs, models, duration, recipe.about.split(":")[0]))
     print(format_table(("recipe", "ready", "data", "model", "time", "what"), rows))
     print(f"\ntimes are estimates for the whole recipe on {device}; shorten a run with {SHORTENING}.")
@@ -70,7 +70,7 @@ def describe(recipe: Recipe, options: argparse.Namespace, device: str) -> None:
         ("streams", str(len(list(recipe.cells())))),
         ("paper", ", ".join(recipe.published) or "-"),
         ("device", "any; a GPU for all but digits"),
-        ("time", _time(time_estimate.estimate_seconds(recipe, time_estimate.measure_speed(device)), device)),
+        ("time", _time(time_estimate.estimate_seconds(recipe, time_estimate.calibrate(device)), device)),
     ]
     width = max(len(name) for name, _ in items)
     print("\n".join(f"{name:{width}}  {value}" for name, value in [("recipe", recipe.name), *items]))
@@ -81,5 +81,7 @@ def describe(recipe: Recipe, options: argparse.Namespace, device: str) -> None:
 def _time(seconds: float, device: str) -> str:
     from ..bench import time_estimate
 
-    advice = "" if seconds < time_estimate.LONG_RUN else f"; shorten it with {SHORTENING}, or take a faster --device"
-    return f"{time_estimate.format_duration(seconds)} on {device} (estimate){advice}"
+    duration = time_estimate.describe_duration(seconds, device)
+    if seconds > time_estimate.LONGEST:
+        return f"{duration} (estimate); shorten it with {SHORTENING}"
+    return f"{duration} on {device} (estimate)"

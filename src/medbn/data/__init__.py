@@ -17,7 +17,7 @@ from .generate import GenerationResult, generate
 from .image_file import read_image
 from .image_folder import load_image_folder
 from .load import corrupt, load
-from .registry import DatasetInfo, available, find_root, get, register, unregister
+from .registry import DatasetInfo, available, cache_folder, find_root, get, register, unregister
 
 __all__ = [
     "Archive",
@@ -26,6 +26,7 @@ __all__ = [
     "DownloadError",
     "GenerationResult",
     "available",
+    "cache_folder",
     "corrupt",
     "corruptions",
     "digest",

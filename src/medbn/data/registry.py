@@ -99,8 +99,11 @@ def register(name: str, *, replace: bool = False, **facts: Any) -> Callable[[Ope
 def find_root(root: str | Path | None = None) -> Path:
     """Return the data folder: ``root`` if given, else ``MEDBN_DATA``, else ``medbn`` in the user's cache folder."""
     folder = root if root is not None else os.environ.get("MEDBN_DATA")
-    if folder:
-        return Path(folder).expanduser()
+    return Path(folder).expanduser() if folder else cache_folder()
+
+
+def cache_folder() -> Path:
+    """Return ``medbn`` in the user's cache folder."""
     if sys.platform == "win32":
         cache = Path(os.environ.get("LOCALAPPDATA", Path.home() / "AppData" / "Local"))
     elif sys.platform == "darwin":
