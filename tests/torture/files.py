@@ -58,7 +58,7 @@ def open_a_folder_of_arrays(rng: random.Random, folder: Path) -> str:
     if rng.random() < 0.3:
         labels[rng.randrange(10)] = rng.choice([-1, 10**6, 10**9, 2**62])
     np.save(folder / "labels.npy", labels)
-    (folder / "medbn.json").write_text(json.dumps({"classes": ["a", "b", "c"]}))
+    (folder / "medbn.json").write_text(json.dumps({"made by": "a trial", "classes": ["a", "b", "c"]}))
     file = folder / rng.choice(["contrast.npy", "labels.npy", "medbn.json"])
     content = file.read_bytes()
     if file.suffix == ".npy" and rng.random() < 0.5:
