@@ -144,7 +144,7 @@ def test_a_report_is_written_to_regular_files_only(out, message, tmp_path, capsy
 
 def test_minutes_may_be_a_fraction(tmp_path, capsys):
     assert main([*RUN, "--store", str(tmp_path / "x.db"), "--minutes", "0.00001"]) == 3
-    assert "not finished: 0 of 3 streams are done, 1 batches in this run." in capsys.readouterr().err
+    assert "not finished: 0 of 3 streams are done, 1 batch in this run." in capsys.readouterr().err
 
 
 def test_quiet_says_what_is_left(tmp_path, capsys):
