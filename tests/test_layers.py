@@ -1,13 +1,15 @@
 import copy
 import io
 import pickle
+import warnings
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 import medbn
-from medbn import estimators, policies
+from medbn import estimators, layers, policies
 from medbn.functional import normalise, robust_norm, statistics
 
 from .reference import ESTIMATORS, ROBUST
@@ -333,3 +335,53 @@ def test_an_in_place_operation_may_follow(estimator, policy, device):
         y = nn.ReLU(inplace=inplace)(layer(leaf))
         results.append((y.detach(), *torch.autograd.grad(y.square().sum(), (leaf, layer.weight, layer.bias))))
     torch.testing.assert_close(*results)
+
+
+# --- one value per channel --------------------------------------------------------------------------------------------
+
+
+def small_layer(estimator, policy, kind=medbn.RobustBatchNorm1d):
+    layer = kind(3, estimator=estimator, policy=policy).eval()
+    layer.running_mean.copy_(torch.tensor([0.5, -1.0, 2.0]))
+    layer.running_var.copy_(torch.tensor([0.5, 2.0, 3.0]))
+    return layer
+
+
+@pytest.mark.parametrize("policy", ["batch", "ema", "interpolate"])
+@pytest.mark.parametrize("estimator", ["mean", "median", "image_median", "mad"])
+def test_one_value_per_channel_is_normalised_with_the_running_statistics(estimator, policy, recwarn):
+    layers._warn_of_single_value.cache_clear()
+    layer = small_layer(estimator, policy)
+    warnings.simplefilter("always")
+    for x in (torch.randn(1, 3), torch.randn(1, 3), torch.randn(1, 3, 1)):
+        expected = F.batch_norm(x, layer.running_mean, layer.running_var, eps=layer.eps)
+        with medbn.observe(layer) as observations:
+            torch.testing.assert_close(layer(x), expected)
+            assert observations[0].batch_centre is None
+    layers._warn_of_single_value.cache_clear()
+    assert len([w for w in recwarn if "one value per channel" in str(w.message)]) == 1
+
+
+@pytest.mark.parametrize("policy", ["batch", "ema"])
+@pytest.mark.parametrize("estimator", ["mean", "median", "image_median", "mad"])
+@pytest.mark.parametrize("left_out", ["masked", "not finite"])
+def test_so_is_a_single_value_that_a_mask_or_nan_leaves(left_out, estimator, policy):
+    layer = small_layer(estimator, policy)
+    layer.nonfinite = "isolate"
+    x = torch.randn(4, 3)
+    if left_out == "not finite":
+        x[1:] = torch.nan
+    valid = torch.tensor([True, False, False, False]) if left_out == "masked" else None
+    expected = F.batch_norm(x[:1], layer.running_mean, layer.running_var, eps=layer.eps)
+    with medbn.hooks.mask_images(layer, valid), medbn.observe(layer, detached=True) as observations:
+        torch.testing.assert_close(layer(x)[:1], expected)
+        assert observations[0].batch_centre.isnan().all()  # so it is committed to no average
+        torch.testing.assert_close(observations[0].centre, layer.running_mean)
+
+
+def test_one_value_per_channel_raises_without_running_statistics_and_in_training():
+    x = torch.randn(1, 3, 1, 1)
+    with pytest.raises(ValueError, match=r"one value per channel.*\(1, 3, 1, 1\)"):
+        medbn.RobustBatchNorm2d(3, track_running_stats=False).eval()(x)
+    with pytest.raises(ValueError, match="training"):
+        medbn.RobustBatchNorm2d(3).train()(x)

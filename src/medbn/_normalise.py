@@ -61,8 +61,31 @@ def normalise_batch(
     if detached and valid is None:
         result = _call_kernel(x, weight, bias, estimator, eps, nonfinite, running, batch_weight, backward)
         if result is not None:
-            return result
+            single = _is_single_value(x, result.counted)
+            if single is None:
+                return result
+            return _without_single_value(result, single, x, running, weight, bias, estimator, eps, nonfinite)
     return _compose(x, weight, bias, estimator, eps, nonfinite, valid, running, batch_weight, backward)
+
+
+def _is_single_value(x: Tensor, counted: Tensor | None) -> Tensor | None:
+    """Return, on the device, whether statistics are of one value per channel; None if they cannot be."""
+    return None if counted is None or x.numel() > x.shape[0] * x.shape[1] else counted == 1
+
+
+def _without_single_value(
+    result: Normalised,
+    single: Tensor,
+    x: Tensor,
+    running: tuple[Tensor, Tensor] | None,
+    *affine_and_rest: Any,
+) -> Normalised:
+    """Return the result of a kernel, normalised with the running statistics where ``single`` is true."""
+    centre, variance = (s.masked_fill(single, torch.nan) for s in (result.batch_centre, result.batch_variance))
+    y = torch.full_like(x, torch.nan) if running is None else normalise_with(x, running, *affine_and_rest)
+    assert result.counted is not None
+    counted = result.counted.masked_fill(single, 0)
+    return Normalised(torch.where(single, y, result.y), centre, variance, counted, result.used)
 
 
 def normalise_with(
@@ -97,6 +120,10 @@ def _compose(
 ) -> Normalised:
     """Normalise by the reference functions, which are differentiable any number of times."""
     batch = estimate_batch(x, estimator, valid, nonfinite, backward)
+    single = _is_single_value(x, batch.counted)
+    if single is not None and batch.counted is not None:
+        centre, variance = (s.masked_fill(single, torch.nan) for s in (batch.centre, batch.variance))
+        batch = batch._replace(centre=centre, variance=variance, counted=batch.counted.masked_fill(single, 0))
     used = kernels.mix((batch.centre, batch.variance), running, batch_weight, batch.counted)
     y = mask_isolated(kernels.normalise(batch.x, *used, weight, bias, eps), batch.finite)
     return Normalised(y, batch.centre, batch.variance, batch.counted, used)

@@ -9,8 +9,10 @@ pass in eval() writes nothing.
 from __future__ import annotations
 
 import threading
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, NamedTuple
 
 import torch
@@ -74,6 +76,11 @@ class RobustBatchNorm(_BatchNorm):
         nonfinite: what to do with images that have NaN or ±Inf; see ``medbn.functional.statistics``. A batch with no
             finite image is normalised with the running statistics; a layer that has none returns NaN.
         torch_options: what newer versions of torch add, like ``bias=False``.
+
+    One value per channel, as of one image before a BatchNorm1d, would be normalised to a constant. Such a batch is
+    normalised with the running statistics, with one warning, and enters no average. A layer without running statistics
+    raises, and so does training, as in torch. Where a mask or non-finite images leave a single value of several, the
+    choice is made on the device.
 
     >>> layer = RobustBatchNorm2d(64, estimator="median", policy="batch").eval()
     >>> layer(torch.randn(8, 64, 4, 4)).shape
@@ -215,7 +222,11 @@ class RobustBatchNorm(_BatchNorm):
         batch_weight, observers = self._batch_weight, self._observers
         # With batch weight 1, running statistics are used for a batch with no finite image.
         running = self._running_statistics() if batch_weight != 1.0 or self.running_mean is not None else None
-        if running is not None and batch_weight == 0.0 and not any(o.always_estimate for o in observers):
+        single = input.numel() == input.shape[1]
+        if single:
+            self._check_single_value(input, batch_weight)
+        unweighted = batch_weight == 0.0 and not any(o.always_estimate for o in observers)
+        if running is not None and (single or unweighted):
             y = normalise_with(input, running, self.weight, self.bias, self._estimator, self.eps, self._nonfinite)
             for observer in observers:
                 observer.call(LayerPass(self, input, None, None, *running))
@@ -241,6 +252,17 @@ class RobustBatchNorm(_BatchNorm):
             for observer in observers:
                 observer.call(LayerPass(self, input, *batch, *used))
         return result.y
+
+    def _check_single_value(self, input: Tensor, batch_weight: float) -> None:
+        """Raise or warn where a batch with one value per channel cannot be normalised with its own statistics."""
+        if self.running_mean is None or self._tracks():
+            where = "in training" if self._tracks() else "in a layer without training statistics"
+            raise ValueError(
+                f"expected more than one value per channel {where}, got input of shape {tuple(input.shape)}: its"
+                " normalisation would not depend on it."
+            )
+        if batch_weight and not torch.compiler.is_compiling():
+            _warn_of_single_value()
 
     @property
     def _batch_weight(self) -> float:
@@ -338,6 +360,16 @@ class RobustBatchNorm(_BatchNorm):
         """Return what torch shows, the estimator and the policy."""
         text = f"{super().extra_repr()}, estimator={self.estimator.name}, policy={self.policy}"  # type: ignore[no-untyped-call]
         return text + (f", nonfinite={self.nonfinite}" if self.nonfinite else "")
+
+
+@cache
+def _warn_of_single_value() -> None:
+    """Warn once in this process."""
+    warnings.warn(
+        "a batch has one value per channel, such as one image before a BatchNorm1d; that is no estimate of statistics,"
+        " so these layers use their running statistics. Pass several images at a time.",
+        stacklevel=2,
+    )
 
 
 def gather_statistics(statistics: Mapping[RobustBatchNorm, tuple[Tensor, Tensor]]) -> Callable[..., None]:

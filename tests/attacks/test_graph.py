@@ -104,7 +104,7 @@ def test_one_graph_serves_a_stream(method, model, stream, captured):
 
 
 @pytest.mark.parametrize(
-    "options", [{"method": "past", "batch_size": 12}, {"method": "sema", "counted": True}], ids=str
+    "options", [{"method": "past", "batch_size": 10}, {"method": "sema", "counted": True}], ids=str
 )
 def test_a_weight_that_changes_from_batch_to_batch_is_not_replayed(options, model, stream, captured):
     tta = medbn.adapt(model, estimator="median", **options)

@@ -197,6 +197,21 @@ def test_images_of_another_size_replace_those_collected(model, batches):
     assert tta.memory["collected"]["0"].shape == (2, 3, 6, 6)
 
 
+@pytest.mark.parametrize("two_pass_batches", [0, 100])
+def test_batches_that_a_mean_cannot_commit_are_reported_once(two_pass_batches, model, batches, recwarn):
+    tta = make(model, "past", "mean", two_pass_batches=two_pass_batches, min_images=4)
+    robust = make(model, "past", "median", two_pass_batches=two_pass_batches, min_images=4)
+    before = tta.layers["bn"].ema_mean.clone()
+    for x in batches[:3]:
+        x = x.clone()
+        x[0] = torch.nan
+        tta(x), robust(x), tta(batches[0][:6], valid=torch.arange(6) > 0)
+    assert len([w for w in recwarn if "nonfinite='isolate'" in str(w.message)]) == 1
+    tta.reset()
+    tta(x)
+    assert torch.equal(tta.layers["bn"].ema_mean, before)
+
+
 def test_past_refuses_wrong_options(model):
     with pytest.raises(ValueError, match=r"batch_size.*0"):
         make(model, "past", batch_size=0)

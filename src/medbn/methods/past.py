@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any, ClassVar
 
 import torch
 from torch import nn
 
 from .. import hooks, policies
+from .._isolate import isolates
 from ..policies import Policy
 from ._call import Inputs
 from ._registry import register
@@ -79,6 +81,7 @@ class Past(Adapter):
         self.batch_size = batch_size
         self.min_images = min(min_images, batch_size)
         self.two_pass_batches = two_pass_batches
+        self._warned = False
         self.memory |= {"batches": 0, "images": 0, "collected": {}}
 
     def commits_prediction(self) -> bool:
@@ -92,6 +95,7 @@ class Past(Adapter):
             if images < self.min_images:
                 self._collect(inputs, output)
             else:
+                self._warn_if_nothing_is_committed(inputs, images)
                 self._commit_pass(inputs, images)
         return False
 
@@ -100,7 +104,23 @@ class Past(Adapter):
         if images < self.min_images:
             self._collect(inputs, output)
         else:
+            self._warn_if_nothing_is_committed(inputs, images)
             self._commit(commit, images)
+
+    def _warn_if_nothing_is_committed(self, inputs: Inputs, images: int) -> None:
+        """Warn once where an image without finite output makes the statistics NaN: then nothing is committed.
+
+        Predictions do not show it, because they do not depend on the batch.
+        """
+        if self._warned or all(isolates(layer.estimator, layer.nonfinite) for layer in self.layers.values()):
+            return
+        if images < (inputs.size if inputs.valid is None else int(inputs.valid.sum())):
+            self._warned = True
+            warnings.warn(
+                "an image with NaN or infinite values makes the statistics of its batch NaN with these estimators, so"
+                " past does not adapt to such a batch. Use a robust estimator, or nonfinite='isolate'.",
+                stacklevel=2,
+            )
 
     def _collect(self, inputs: Inputs, output: Any) -> None:
         """Collect the usable images of a call, and commit all that are collected once they are enough."""
