@@ -33,11 +33,12 @@ def run_together(*functions):
         except Exception as error:
             errors.append(error)
 
-    threads = [threading.Thread(target=run, args=(function,)) for function in functions]
+    threads = [threading.Thread(target=run, args=(function,), daemon=True) for function in functions]
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join()
+        thread.join(timeout=120)
+    assert not any(thread.is_alive() for thread in threads)
     if errors:
         raise errors[0]
 

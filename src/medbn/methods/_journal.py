@@ -39,22 +39,24 @@ class Lock:
 class Journal:
     """What an adapter was before a call, in order to undo it.
 
-    Moving averages are replaced and not written to, so references are enough; parameters, the optimiser's moments and
-    the memory are copied.
+    Moving averages are replaced and not written to, so references are enough. Parameters, the optimiser's moments and
+    the memory are copied by ``copy_values``, which must come before the first change of them.
     """
 
-    def __init__(self, adapter: Stateful, values: bool = True) -> None:
+    def __init__(self, adapter: Stateful) -> None:
         layers = adapter.layers.values()
         self.contexts = list_contexts(layers)
         self.averages = [(layer._buffers["ema_mean"], layer._buffers["ema_var"]) for layer in layers]
         self.values: dict[str, Any] | None = None
-        if values:
-            state = {
-                "learned": adapter.learned,
-                "memory": adapter.memory,
-                "optimizer": None if adapter.optimizer is None else adapter.optimizer.state_dict(),
-            }
-            self.values = {**copy_tensors(state), "random": adapter.generator.get_state()}
+
+    def copy_values(self, adapter: Stateful) -> None:
+        """Copy what an update writes to. Called after the forward pass, while a GPU is still busy with it."""
+        state = {
+            "learned": adapter.learned,
+            "memory": adapter.memory,
+            "optimizer": None if adapter.optimizer is None else adapter.optimizer.state_dict(),
+        }
+        self.values = {**copy_tensors(state), "random": adapter.generator.get_state()}
 
     def undo(self, adapter: Stateful) -> None:
         """Return the adapter to what it was. May be repeated if an exception interrupts it."""
@@ -87,7 +89,7 @@ def copy_tensors(value: Any) -> Any:
             groups.setdefault((leaf.device, leaf.dtype), []).append(i)
     with torch.inference_mode(False), torch.no_grad():
         for group in groups.values():
-            old = [leaves[i].detach() for i in group]
+            old = [leaves[i] for i in group]
             new = [torch.empty_like(t) for t in old]
             torch._foreach_copy_(new, old)
             for i, copied in zip(group, new, strict=True):

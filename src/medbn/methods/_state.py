@@ -43,17 +43,16 @@ class Stateful(nn.Module):
 
     # --- one thread at a time, all or nothing -------------------------------------------------------------------------
 
-    def run_alone(self, function: Callable[..., T], *args: Any, changes: bool = True, **kwargs: Any) -> T:
+    def run_alone(self, function: Callable[..., T], *args: Any, **kwargs: Any) -> T:
         """Run a function while other threads wait; if it raises, undo what it has changed.
 
         The journal is dropped only when the function has ended. So an exception may arrive at any moment, as from a
         signal handler, even while another is handled: who uses the adapter next completes what is left to undo.
 
         Args:
-            function: what to run.
+            function: what to run. It calls ``copy_values`` of the journal before it changes more than layers' settings.
             args: its arguments.
             kwargs: its other arguments.
-            changes: False for a function that puts tensors in the place of others for its own duration only.
         """
         if self.lock.is_mine():
             raise RuntimeError(
@@ -62,7 +61,7 @@ class Stateful(nn.Module):
             )
         with self.lock.held:
             self.roll_back()
-            journal = self._journal = Journal(self, changes)
+            journal = self._journal = Journal(self)
             try:
                 result = function(*args, **kwargs)
                 self._journal = None

@@ -56,7 +56,7 @@ class Surrogate:
 
     def __call__(self, *args: Any, valid: Tensor | None = None, **kwargs: Any) -> Tensor:
         """Return the logits of a batch. The adapter serves no other thread meanwhile."""
-        return self.adapter.run_alone(self._predict, args, kwargs, valid, changes=False)
+        return self.adapter.run_alone(self._predict, args, kwargs, valid)
 
     def _predict(self, args: tuple[Any, ...], kwargs: dict[str, Any], valid: Tensor | None) -> Tensor:
         adapter, model, state, backward = self.adapter, self.adapter.model, self.state, self.backward_estimator

@@ -249,6 +249,8 @@ class Adapter(Stateful):
         padding = nullcontext() if inputs.valid is None else self.ignore_padding(inputs)
         with torch.set_grad_enabled(bool(self.learned)), padding:
             output, commit = self._predict(inputs)
+            if self._journal is not None:
+                self._journal.copy_values(self)
             images = self._count_images(inputs, output)
             if self.update(inputs, output) and self.predict == "after":
                 with torch.no_grad():
