@@ -10,6 +10,9 @@ def unknown_name(kind: str, given: object, known: Iterable[str]) -> ValueError:
     """Return the error for an unknown name: what was given, the closest name, and all names that exist."""
     names = sorted(known)
     close = get_close_matches(str(given), names, n=1)
+    initials = "".join(word[:1] for word in str(given).split("_"))
+    if not close and "_" in str(given) and initials in names:
+        close = [initials]  # learning_rate: lr
     hint = f" Did you mean {close[0]!r}?" if close else ""
     return ValueError(f"unknown {kind} {given!r}.{hint} Available: {', '.join(names)}.")
 

@@ -154,3 +154,9 @@ def test_users_register_recipes_of_their_own(tiny):
         recipes.unregister("of-mine")
     with pytest.raises(ValueError, match=r"of-mine.*targeted-instant"):
         recipes.get("of-mine")
+
+
+@pytest.mark.parametrize("option", ["seed", "predict", "graph", "logits"])
+def test_an_option_that_a_recipe_sets_for_all_methods_is_refused(option, tiny):
+    with pytest.raises(ValueError, match=rf"options\.tent\.{option}"):
+        replace(tiny, options={"tent": {option: 1}})

@@ -261,3 +261,13 @@ def test_a_function_has_one_signature_in_run_and_train(function, tmp_path, monke
         assert bench.run(recipe, tmp_path / "x.db")
     finally:
         sys.modules.pop("own_nets", None)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("arguments", [("data", "list"), ("models",)])
+def test_a_terminal_without_unicode_shows_the_rest(arguments, monkeypatch):
+    monkeypatch.setenv("PYTHONIOENCODING", "ascii")
+    child = medbn_process(*arguments)
+    printed, errors = child.communicate(timeout=120)
+    assert child.returncode == 0, errors
+    assert printed.isascii()

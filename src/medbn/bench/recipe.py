@@ -26,6 +26,16 @@ DIGITS = Setting("digits", "resnet-small", weights="shipped", clean="digits", fr
 """Data and model that ship with the package."""
 
 
+SET_BY_RECIPE = {
+    "seed": "a recipe sets the seeds of all methods, seeds = [0]",
+    "predict": 'a recipe sets it for all methods, predict = "before" or "after"',
+    "source": "a recipe takes the source images from the dataset of a setting, clean",
+    "graph": "the bench decides which passes are captured",
+    "logits": "the models of the bench return logits",
+}
+"""Options of methods that a recipe cannot set for one method, and why."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
     """An experiment: it runs every combination of these.
@@ -108,6 +118,8 @@ class Recipe:
         for method, options in self.options.items():
             names = methods.options(method)
             for option in options:
+                if option in SET_BY_RECIPE:
+                    raise ValueError(f"options.{method}.{option}: {SET_BY_RECIPE[option]}.")
                 if option not in names:
                     raise unknown_name(f"option of {method}", option, names)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import io
 import sys
 from pathlib import Path
 
@@ -54,6 +55,8 @@ def write(store: str, kind: str = "html", names: list[str] | None = None, out: s
             _check(path)
         text = form.write(build(opened, names))
     if out == "-":
+        if isinstance(sys.stdout, io.TextIOWrapper):
+            sys.stdout.reconfigure(encoding="utf-8")  # as in a file
         sys.stdout.write(text)
         return None
     try:

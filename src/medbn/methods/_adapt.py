@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from torch import nn
+from torch.nn.parameter import is_lazy
 
 from .. import estimators
 from .._errors import unknown_name
@@ -57,6 +58,8 @@ def adapt(
             raise TypeError(
                 f"the model is adapted by {type(module).__name__} already; pass the model inside: tta.model."
             )
+    if any(is_lazy(tensor) for tensor in (*model.parameters(), *model.buffers())):
+        raise ValueError("the model has lazy layers without shapes: call it with a batch, and adapt it afterwards.")
     kind = get(method)
     names = options(method, preset)
     for name in method_options:

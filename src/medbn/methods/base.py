@@ -288,7 +288,12 @@ class Adapter(Stateful):
 
     def run_model(self, inputs: Inputs) -> Any:
         """Return the model's output for a call."""
-        return self.model(*inputs.args, **inputs.kwargs)
+        try:
+            return self.model(*inputs.args, **inputs.kwargs)
+        except RuntimeError as error:
+            if any(tensor.dtype == torch.uint8 for tensor in inputs.images().values()):
+                raise TypeError("the model cannot take uint8 images; convert them: images.float() / 255.") from error
+            raise
 
     def repeats_pass(self) -> bool:
         """Return whether the next pass normalises as the last one did, so that a captured one may replace it."""

@@ -53,6 +53,9 @@ class Learner(Adapter):
             raise ValueError(f"steps is the number of updates per batch, at least 1; got {steps}.")
         if not callable(optimizer) and optimizer not in OPTIMIZERS:
             raise unknown_name("optimizer", optimizer, OPTIMIZERS)
+        for name, value in (("lr", lr), ("weight_decay", weight_decay)):
+            if not isinstance(value, int | float | Tensor) or isinstance(value, bool):
+                raise TypeError(f"{name} is a number, got {value!r}.")
         self.steps = steps
         self.frozen = frozen
         make = optimizer if callable(optimizer) else OPTIMIZERS[optimizer]
