@@ -35,3 +35,25 @@ def test_images_of_bytes(method):
     images = torch.randint(0, 256, (6, 3, 8, 8), dtype=torch.uint8)
     with pytest.raises(TypeError, match="uint8"):
         medbn.adapt(network(), method)(images)
+
+
+def trained_on(scale: float) -> nn.Sequential:
+    """Return a network whose source statistics are those of images in [0, scale]."""
+    model = network().train()
+    model[1].momentum = None
+    model(scale * torch.rand(64, 3, 8, 8))
+    return model.eval()
+
+
+def test_images_up_to_255_are_one_warning_where_the_source_images_were_not():
+    images = 255 * torch.rand(16, 3, 8, 8)
+    tta = medbn.adapt(trained_on(1), "tebn")
+    with pytest.warns(UserWarning, match="255") as warned:
+        [tta(images) for _ in range(2)]
+    assert len(warned) == 1
+
+
+@pytest.mark.filterwarnings("error")
+def test_images_up_to_255_are_no_warning_where_the_source_images_were_so():
+    medbn.adapt(trained_on(255), "tebn")(255 * torch.rand(16, 3, 8, 8))
+    medbn.adapt(trained_on(1), "tebn")(torch.rand(16, 3, 8, 8))

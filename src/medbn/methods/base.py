@@ -45,6 +45,7 @@ from ..policies import Policy
 from ._call import Inputs, LogitsOption, detach_output
 from ._graph import ForwardGraphs
 from ._journal import exclusive
+from ._range import warn_if_scaled
 from ._state import Stateful
 from ._surrogate import Surrogate, make_hashable, make_surrogate
 
@@ -126,6 +127,7 @@ class Adapter(Stateful):
         self._policies: dict[str, Policy] = {}
         self._policies_changed = False
         self._graphs = ForwardGraphs()
+        self._range_checked = False
 
     @torch.enable_grad()
     def begin(self) -> Adapter:
@@ -245,6 +247,9 @@ class Adapter(Stateful):
         inputs = Inputs.of(args, kwargs, valid)
         if self.model.training:
             self.model.eval()
+        if not self._range_checked:
+            self._range_checked = True
+            warn_if_scaled(self, inputs)
         # The contexts stay open during the backward pass, where activation checkpointing runs layers again.
         padding = nullcontext() if inputs.valid is None else self.ignore_padding(inputs)
         with torch.set_grad_enabled(bool(self.learned)), padding:
