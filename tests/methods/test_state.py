@@ -195,3 +195,40 @@ def test_moving_to_another_dtype_takes_everything_along(method, model, batches):
         v.dtype for v in state(tta).values() if isinstance(v, torch.Tensor) and v.is_floating_point() and v.dim()
     } <= {torch.float64}
     tta(batches[1].double())
+
+
+@pytest.mark.parametrize("part", ["now", "source"])
+@pytest.mark.parametrize(
+    ("entry", "change"),
+    [
+        ("averages", lambda pairs: {name: (mean, -var - 1) for name, (mean, var) in pairs.items()}),
+        ("averages", lambda pairs: {name: (mean * torch.nan, var) for name, (mean, var) in pairs.items()}),
+        ("averages", lambda pairs: {name: (mean[:1], var) for name, (mean, var) in pairs.items()}),
+        ("averages", lambda pairs: {}),
+        ("memory", lambda memory: {**memory, "images": -1e9}),
+        ("memory", lambda memory: {**memory, "unknown": 1}),
+        ("random", lambda random: random[:5]),
+    ],
+)
+def test_a_state_that_no_adapter_can_have_saved_is_refused_and_changes_nothing(part, entry, change):
+    images = torch.rand(12, 3, 8, 8)
+    tta = make(small_model(), "past")
+    tta(images)
+    loaded = copy.deepcopy(tta.state_dict())
+    extra = next(key for key in loaded if key.endswith("_extra_state"))
+    loaded[extra][part][entry] = change(loaded[extra][part][entry])
+    tta(images)
+    before = state(tta)
+    with pytest.raises(ValueError, match=r"."):
+        tta.load_state_dict(loaded)
+    assert_same(before, state(tta))
+
+
+def test_options_of_the_optimiser_are_not_taken_from_a_file():
+    tta = make(small_model(), "tent", lr=0.01)
+    tta(torch.rand(12, 3, 8, 8))
+    loaded = copy.deepcopy(tta.state_dict())
+    extra = next(key for key in loaded if key.endswith("_extra_state"))
+    loaded[extra]["now"]["optimizer"]["param_groups"][0]["lr"] = 1e9
+    tta.load_state_dict(loaded)
+    assert tta.optimizer.param_groups[0]["lr"] == 0.01

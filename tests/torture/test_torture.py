@@ -21,7 +21,15 @@ ROOT = Path(__file__).parents[2]
 
 
 SLOW = [pytest.param("interrupts", 10, marks=pytest.mark.slow), pytest.param("stores", 25, marks=pytest.mark.slow)]
-FAST = [("archives", 40), ("arrays", 60), ("images", 60), ("recipes", 60), ("threads", 5), ("weights", 25)]
+FAST = [
+    ("archives", 40),
+    ("arrays", 60),
+    ("images", 60),
+    ("recipes", 60),
+    ("states", 30),
+    ("threads", 5),
+    ("weights", 25),
+]
 
 
 @pytest.mark.parametrize(("kind", "trials"), FAST + SLOW)

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from .._contexts import list_contexts, remove_other_contexts
@@ -109,3 +109,20 @@ def exclusive(method: F) -> F:
             return method(self, *args, **kwargs)
 
     return run  # type: ignore[return-value]
+
+
+def remember_tensors(model: nn.Module) -> Callable[[], None]:
+    """Return a function that puts the parameters and buffers of a model back as they are now."""
+    stores = [store for module in model.modules() for store in (module._parameters, module._buffers)]
+    tensors = [(store, dict(store)) for store in stores]
+    values = [(t, t.detach().clone()) for _, store in tensors for t in store.values() if t is not None]
+
+    def undo() -> None:
+        for store, before in tensors:
+            store.clear()
+            store.update(before)  # type: ignore[arg-type]
+        with torch.no_grad():
+            for tensor, value in values:
+                tensor.copy_(value)
+
+    return undo

@@ -16,7 +16,8 @@ from torch.nn import Parameter
 from torch.utils._pytree import tree_map
 
 from ..layers import RobustBatchNorm
-from ._journal import Journal, Lock, copy_tensors, exclusive
+from ._check_state import Values, check_loaded, check_model, check_state
+from ._journal import Journal, Lock, copy_tensors, exclusive, remember_tensors
 
 T = TypeVar("T")
 
@@ -94,8 +95,25 @@ class Stateful(nn.Module):
 
     @exclusive
     def load_state_dict(self, *args: Any, **kwargs: Any) -> Any:
-        """Load what ``state_dict`` returned."""
-        return super().load_state_dict(*args, **kwargs)
+        """Load what ``state_dict`` returned: all of it, or nothing if there is anything wrong with it."""
+        state = args[0] if args else kwargs.get("state_dict")
+        if isinstance(state, dict):
+            if not all(isinstance(name, str) for name in state):
+                raise ValueError("the names in a state are strings; this is no state of an adapter.")
+            check_model(self.model, state, "model.")
+            if "_extra_state" in state:
+                check_loaded(self, state["_extra_state"])
+        before, undo = self.snapshot(), remember_tensors(self.model)
+        source_state, learned = self.source_state, self.learned
+        try:
+            return super().load_state_dict(*args, **kwargs)
+        except BaseException:
+            self._loaded_state, self.source_state, self.learned = None, source_state, learned
+            if self.optimizer is not None:
+                self.optimizer.param_groups[0]["params"] = list(learned.values())
+            undo()
+            self.restore(before)
+            raise
 
     # --- the state ----------------------------------------------------------------------------------------------------
 
@@ -108,7 +126,7 @@ class Stateful(nn.Module):
         optimizer = None if self.optimizer is None else self.optimizer.state_dict()
         return {
             "method": self._name(),
-            "estimators": self._estimators(),
+            "estimators": self.estimator_names(),
             **copy_tensors(
                 {"learned": self.learned, "averages": averages, "optimizer": optimizer, "memory": self.memory}
             ),
@@ -118,7 +136,7 @@ class Stateful(nn.Module):
     @exclusive
     def restore(self, snapshot: dict[str, Any]) -> None:
         """Return to a snapshot. What follows is then the same, to the bit."""
-        self._check_state(snapshot)
+        check_state(self, snapshot)
         with torch.no_grad():
             for name, parameter in self.learned.items():
                 parameter.copy_(snapshot["learned"][name])
@@ -126,7 +144,11 @@ class Stateful(nn.Module):
             layer = self.layers[name]
             layer.ema_mean, layer.ema_var = (s.clone().to(layer.running_mean) for s in (mean, var))
         if self.optimizer is not None:
-            self.optimizer.load_state_dict(copy.deepcopy(snapshot["optimizer"]))
+            # Options such as ``lr`` are the adapter's own, whatever a file says.
+            own = self.optimizer.state_dict()["param_groups"]
+            self.optimizer.load_state_dict(
+                {"state": copy.deepcopy(snapshot["optimizer"]["state"]), "param_groups": own}
+            )
         self.memory = tree_map(lambda v: self._to_model(v.clone()) if isinstance(v, Tensor) else v, snapshot["memory"])
         self.generator.set_state(snapshot["random"].cpu())
 
@@ -141,7 +163,7 @@ class Stateful(nn.Module):
 
     def set_extra_state(self, state: dict[str, Any]) -> None:
         """Keep a loaded state until the layers have loaded theirs, which restarts their moving averages."""
-        self._check_state(state["now"])
+        check_loaded(self, state)
         self._loaded_state = state
 
     def _apply_loaded_state(self) -> None:
@@ -156,23 +178,10 @@ class Stateful(nn.Module):
         self.source_state = tree_map(self._to_model, state["source"])
         self.restore(state["now"])
 
-    def _check_state(self, state: dict[str, Any]) -> None:
-        """Raise if another kind of adapter saved this state. Called before anything changes."""
-        if not isinstance(state, dict) or "method" not in state:
-            raise ValueError("this is no snapshot of an adapter; snapshot() makes them.")
-        others = state.get("estimators")
-        if others is not None and others != self._estimators():
-            raise ValueError(
-                f"this state is of an adapter with {', '.join(others)} in its layers, and this one has"
-                f" {', '.join(self._estimators())}; make it with the estimator of that one."
-            )
-        if state["method"] != self._name() or state["learned"].keys() != self.learned.keys():
-            raise ValueError(
-                f"this state is of {state['method']} with {len(state['learned'])} learned parameters, and the adapter"
-                f" is {self._name()} with {len(self.learned)}; make it with the method, model and options of that one."
-            )
+    def check_memory(self, memory: dict[str, Any], values: Values) -> None:
+        """Raise a ValueError for a loaded memory that this method cannot have saved; its entries are the right ones."""
 
-    def _estimators(self) -> list[str]:
+    def estimator_names(self) -> list[str]:
         """Return the names of the layers' estimators. States carry them so that none changes the defence unnoticed."""
         return sorted({layer.estimator.name for layer in self.layers.values()})
 

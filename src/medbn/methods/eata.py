@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ._call import Inputs, Predictions, mean_over
+from ._check_state import Values, check_tensor
 from ._registry import register
 from .learner import Learner
 
@@ -68,8 +69,21 @@ class ETA(Learner):
         selected = predictions.usable & (predictions.entropy().detach() < self.margin * math.log(predictions.classes))
         if memory["prediction"] is None:
             return selected
+        if len(memory["prediction"]) != predictions.classes:
+            raise ValueError(
+                f"the average prediction in memory has {len(memory['prediction'])} classes, and the model"
+                f" {predictions.classes}; the state was saved with another model. reset() it."
+            )
         similarity = F.cosine_similarity(memory["prediction"].unsqueeze(0), predictions.probabilities(), dim=1)
         return selected & (similarity.abs() < self.redundancy)
+
+    def check_memory(self, memory: dict[str, Any], values: Values) -> None:
+        """Require an average of probabilities, or None before the first."""
+        prediction, own = memory["prediction"], self.memory["prediction"]
+        if prediction is not None:
+            check_tensor(values, "the average prediction", prediction, None if own is None else own.shape, 0.0)
+            if prediction.dim() != 1:
+                raise ValueError(f"the average prediction must have one dimension, got {prediction.dim()}.")
 
 
 @register("eata")
@@ -149,3 +163,12 @@ class EATA(ETA):
         source, fisher = self.source_state["learned"], memory["fisher"]
         penalty = [(fisher[name] * (p - source[name]).square()).sum() for name, p in learned.items()]
         return loss + self.fisher_weight * torch.stack(penalty).sum()
+
+    def check_memory(self, memory: dict[str, Any], values: Values) -> None:
+        """Require a Fisher information of every learned parameter as well."""
+        super().check_memory(memory, values)
+        fisher = memory["fisher"]
+        if not isinstance(fisher, dict) or fisher.keys() != self.learned.keys():
+            raise ValueError("the Fisher information is not of the learned parameters.")
+        for name, parameter in self.learned.items():
+            check_tensor(values, f"the Fisher information of {name}", fisher[name], tuple(parameter.shape), 0.0)

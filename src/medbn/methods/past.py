@@ -12,6 +12,7 @@ from .. import hooks, policies
 from .._isolate import isolates
 from ..policies import Policy
 from ._call import Inputs
+from ._check_state import Values, check_count, check_images
 from ._registry import register
 from .base import Adapter, Commit
 
@@ -165,3 +166,10 @@ class Past(Adapter):
             f"momentum={self.momentum:g}, batch_size={self.batch_size}, min_images={self.min_images},"
             f" two_pass_batches={self.two_pass_batches}"
         )
+
+    def check_memory(self, memory: dict[str, Any], values: Values) -> None:
+        """Require numbers of batches and images, and fewer collected images than would be committed."""
+        check_count("the number of batches", memory["batches"])
+        check_count("the number of images", memory["images"])
+        if check_images(values, "the collected images", memory["collected"]) >= max(self.min_images, 1):
+            raise ValueError(f"there must be fewer than {self.min_images} collected images.")

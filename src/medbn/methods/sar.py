@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from ._call import Inputs, Predictions, mean_over
+from ._check_state import Values
 from ._registry import register
 from ._unroll import optimizer_step
 from .learner import Learner, sam_perturbation
@@ -112,3 +113,11 @@ class SAR(Learner):
     def _reliable(self, predictions: Predictions) -> Tensor:
         """Return a mask of the reliable rows."""
         return predictions.usable & (predictions.entropy().detach() < self.margin * math.log(predictions.classes))
+
+    def check_memory(self, memory: dict[str, Any], values: Values) -> None:
+        """Require an average loss, or None before the first."""
+        loss = memory["loss"]
+        if loss is not None and not (
+            isinstance(loss, int | float) and not isinstance(loss, bool) and 0 <= loss < math.inf
+        ):
+            raise ValueError(f"the average loss must be a number from 0 on, got {loss!r}.")

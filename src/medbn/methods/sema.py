@@ -9,6 +9,7 @@ from torch import nn
 from .. import policies
 from ..policies import Policy
 from ._call import Inputs
+from ._check_state import Values, check_count
 from ._registry import register
 from .base import Adapter, Commit
 
@@ -52,3 +53,8 @@ class SEMA(Adapter):
 
     def _counted_policy(self, memory: dict[str, Any]) -> Policy:
         return policies.ema(max(self.policy.weight, 1.0 / (memory["batches"] + 2)))
+
+    def check_memory(self, memory: dict[str, Any], values: Values) -> None:
+        """Require a number of batches."""
+        if self.counted:
+            check_count("the number of batches", memory["batches"])

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from .. import hooks, policies
 from .._errors import unknown_name
 from ._call import Inputs, Predictions, mean_over
+from ._check_state import Values, check_count, check_images
 from ._registry import register
 from .learner import Learner
 
@@ -183,3 +184,12 @@ class SoTTA(Learner):
 
     def _random_index(self, length: int) -> int:
         return int(torch.randint(length, (), generator=self.generator))
+
+    def check_memory(self, memory: dict[str, Any], values: Values) -> None:
+        """Require a class for each image, and no more images than the capacity."""
+        classes = memory["classes"]
+        if not isinstance(classes, list) or len(classes) > self.capacity:
+            raise ValueError(f"the memory must be a list of at most {self.capacity} classes and their images.")
+        for label in classes:
+            check_count("a class in memory", label)
+        check_images(values, "the memory", memory["images"], len(classes))
