@@ -25,6 +25,7 @@ def test_all_kernels_agree_with_the_reference_in_the_interpreter() -> None:
 
 def test_a_triton_that_does_not_load_is_one_warning(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "medbn.kernels.triton.orchestration", None)
+    monkeypatch.delattr(triton, "orchestration", raising=False)  # set on the package once it was imported
     triton._load.cache_clear()
     try:
         with pytest.warns(UserWarning, match="GPU kernels are off"):
