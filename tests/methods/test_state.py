@@ -232,3 +232,12 @@ def test_options_of_the_optimiser_are_not_taken_from_a_file():
     loaded[extra]["now"]["optimizer"]["param_groups"][0]["lr"] = 1e9
     tta.load_state_dict(loaded)
     assert tta.optimizer.param_groups[0]["lr"] == 0.01
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")  # about the range of the images
+def test_a_snapshot_is_restored_after_images_that_moved_the_average_far():
+    tta = make(small_model(), "sema", "mean")
+    tta(torch.rand(12, 3, 8, 8) * 1e12)
+    before = state(tta)
+    tta.restore(tta.snapshot())
+    assert_same(before, state(tta))

@@ -16,13 +16,16 @@ if TYPE_CHECKING:
 ENTRIES = {"method", "estimators", "learned", "averages", "optimizer", "memory", "random"}
 NOT_NEGATIVE = ("running_var", "num_batches_tracked", "exp_avg_sq", "max_exp_avg_sq", "step")
 LARGEST = 1e15
-"""No parameter or statistic of a model in service is larger; layers after one would overflow."""
+"""No parameter or mean in a file is larger: layers after one would overflow. Variances may be its square."""
 LARGEST_COUNT = 2**53
 """Counters above are no counters: doubles no longer hold them exactly."""
 
 
-def check_state(adapter: Stateful, state: Any) -> None:
-    """Raise a ValueError that names the entry unless an adapter of this kind can have saved the state."""
+def check_state(adapter: Stateful, state: Any, largest: float = math.inf) -> None:
+    """Raise a ValueError that names the entry unless an adapter of this kind can have saved the state.
+
+    A snapshot may hold any finite value, since hostile images may have moved an average far; a file is bounded.
+    """
     if not isinstance(state, dict) or "method" not in state:
         raise ValueError("this is no snapshot of an adapter; snapshot() makes them.")
     if not ENTRIES - {"estimators"} <= state.keys() <= ENTRIES:
@@ -42,7 +45,7 @@ def check_state(adapter: Stateful, state: Any) -> None:
             f" {type(adapter).__name__} with {len(adapter.learned)}; make it with the method, model and options of that"
             " one."
         )
-    values = Values()
+    values = Values(largest)
     for name, parameter in adapter.learned.items():
         check_tensor(values, f"learned {name}", learned[name], parameter.shape)
     _check_averages(values, adapter, _dictionary("averages", state["averages"]))
@@ -63,13 +66,14 @@ def check_loaded(adapter: Stateful, state: Any) -> None:
     if not isinstance(state, dict) or state.keys() != {"now", "source"}:
         raise ValueError("this is no state of an adapter; state_dict() makes them.")
     for part in ("source", "now"):
-        check_state(adapter, state[part])
+        check_state(adapter, state[part], LARGEST)
 
 
 class Values:
     """Checks of tensors' values, which are read together at the end: a GPU then waits once and not for each."""
 
-    def __init__(self) -> None:
+    def __init__(self, largest: float) -> None:
+        self.largest = largest
         self._messages: list[str] = []
         self._right: list[Tensor] = []
 
@@ -96,7 +100,8 @@ def check_tensor(
         raise ValueError(f"{name} must be a dense floating point tensor, got {kind}.")
     if shape is not None and tuple(value.shape) != tuple(shape):
         raise ValueError(f"{name} must have the shape {tuple(shape)}, got {tuple(value.shape)}.")
-    values.require(_is_sane(value), f"{name} has values that are not finite, or beyond {LARGEST:g}.")
+    largest = values.largest if least is None else values.largest**2
+    values.require(_is_bounded(value, largest), f"{name} has values that are not finite, or beyond {largest:g}.")
     if least is not None:
         values.require((value.detach() >= least).all(), f"{name} has values below {least:g}.")
 
@@ -107,7 +112,7 @@ def check_count(name: str, value: Any) -> None:
         raise ValueError(f"{name} must be a whole number from 0 on, got {value!r}.")
 
 
-def check_images(values: Values, name: str, value: Any, count: int | None = None) -> int:
+def check_images(name: str, value: Any, count: int | None = None) -> int:
     """Require tensors of the same number of images, by place; return that number."""
     images = _dictionary(name, value)
     lengths = {len(v) if isinstance(v, Tensor) and v.dim() else -1 for v in images.values()}
@@ -116,15 +121,12 @@ def check_images(values: Values, name: str, value: Any, count: int | None = None
     length = next(iter(lengths), 0)
     if count is not None and length != count:
         raise ValueError(f"{name} must have {count} images, got {length}.")
-    for place, tensor in images.items():
-        if tensor.is_floating_point():
-            check_tensor(values, f"{name} {place}", tensor)
     return length
 
 
 def check_model(model: torch.nn.Module, state: dict[str, Any], prefix: str) -> None:
     """Raise a ValueError for values that a model in service cannot have: not finite, or negative variances."""
-    values = Values()
+    values = Values(LARGEST)
     for name, own in model.state_dict().items():
         value = state.get(prefix + name)
         if not isinstance(own, Tensor) or value is None:
@@ -133,15 +135,15 @@ def check_model(model: torch.nn.Module, state: dict[str, Any], prefix: str) -> N
             raise ValueError(f"{name} must be a tensor of the shape {tuple(own.shape)}.")
         least = 0.0 if name.rpartition(".")[2] in NOT_NEGATIVE else None
         if own.is_floating_point():
-            if bool(_is_sane(own)):  # a mask may hold infinities
+            if bool(_is_bounded(own, LARGEST**2)):  # a mask may hold infinities
                 check_tensor(values, name, value, least=least)
         elif least is not None:
             values.require((value >= 0).all(), f"{name} must be at least 0.")
     values.finish()
 
 
-def _is_sane(value: Tensor) -> Tensor:
-    return (value.detach().abs() <= LARGEST).all()
+def _is_bounded(value: Tensor, largest: float) -> Tensor:
+    return (value.detach().isfinite() & (value.detach().abs() <= largest)).all()
 
 
 def _check_averages(values: Values, adapter: Stateful, averages: dict[str, Any]) -> None:

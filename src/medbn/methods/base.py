@@ -20,6 +20,7 @@ Methods of Adapter:
     ``update(inputs, output)``: adapt to one batch.
     ``commits_prediction()``: whether the statistics of the pass that predicts enter the moving averages.
     ``commit(commit, images, inputs, output)``: commit a batch, and keep in memory what later ones need to know of it.
+    ``check_memory(memory, values)``: refuse a loaded memory that the method cannot have saved.
     ``surrogate_key(state, images)``: what an attacker's view depends on.
 
 Methods of Learner:

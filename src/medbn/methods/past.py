@@ -171,5 +171,5 @@ class Past(Adapter):
         """Require numbers of batches and images, and fewer collected images than would be committed."""
         check_count("the number of batches", memory["batches"])
         check_count("the number of images", memory["images"])
-        if check_images(values, "the collected images", memory["collected"]) >= max(self.min_images, 1):
+        if check_images("the collected images", memory["collected"]) >= max(self.min_images, 1):
             raise ValueError(f"there must be fewer than {self.min_images} collected images.")

@@ -192,4 +192,4 @@ class SoTTA(Learner):
             raise ValueError(f"the memory must be a list of at most {self.capacity} classes and their images.")
         for label in classes:
             check_count("a class in memory", label)
-        check_images(values, "the memory", memory["images"], len(classes))
+        check_images("the memory", memory["images"], len(classes))
