@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import queue
 import random
 import signal
 import subprocess
@@ -123,6 +124,35 @@ def test_an_error_in_one_process_is_raised_after_the_other_cells_have_finished(t
     with pytest.raises(ValueError, match=r"tent .*learning rate"):
         executor.run([(cell, 3) for cell in broken.cells()], tmp_path / "x.db", lambda event: None)
     assert [len(batches) for batches in stored_metrics(tmp_path / "x.db").values()] == [3, 3]  # TeBN's
+
+
+class SameProcess:
+    """A context of ``multiprocessing`` whose processes run to their end in ``start``, in this process."""
+
+    class Queue(queue.Queue):
+        close = cancel_join_thread = join_thread = lambda self: None
+
+    class Process:
+        def __init__(self, target, args, daemon):
+            self.start = lambda: target(*args)
+
+        is_alive = terminate = join = lambda self: None
+
+
+def test_a_claim_that_one_process_loses_is_no_error_of_the_cell(monkeypatch, tmp_path, tiny):
+    """The command line ends with 3, unfinished, as it does without ``--jobs``."""
+    tried = []
+
+    def run_cell(cell, *_):
+        tried.append(cell)
+        if len(tried) == 1:
+            raise bench.LostClaimError("another process has taken this cell over")
+
+    monkeypatch.setattr(executors, "get_context", lambda method: SameProcess())
+    monkeypatch.setattr(executors, "run_cell", run_cell)
+    with pytest.raises(bench.LostClaimError, match="another process"):
+        bench.Processes(bench.Place(), 1).run([(cell, 3) for cell in tiny.cells()], tmp_path / "x.db", print)
+    assert tried == list(tiny.cells())  # the others are run
 
 
 @pytest.mark.parametrize(("threads", "jobs", "each"), [(6, 2, 3), (1, 4, 1)])

@@ -20,7 +20,7 @@ from .cell import Cell
 from .cell_stream import run_cell
 from .events import Event, OnEvent
 from .place import Place, deterministic
-from .store import Store
+from .store import LostClaimError, Store
 
 Work = Sequence[tuple[Cell, "int | None"]]
 """Cells, each with the number of batches to run; None for all of its stream."""
@@ -72,6 +72,7 @@ class Processes:
             for worker in workers:
                 worker.start()
         errors: list[str] = []
+        lost_claims: list[str] = []
         try:
             running = len(workers)
             while running:
@@ -85,6 +86,8 @@ class Processes:
                     on_event(value)
                 elif kind == "error":
                     errors.append(value)
+                elif kind == "lost claim":
+                    lost_claims.append(value)
                 else:
                     running -= 1
         finally:
@@ -97,6 +100,8 @@ class Processes:
                 channel.close()
         if errors:
             raise ValueError(errors[0])
+        if lost_claims:
+            raise LostClaimError(lost_claims[0])
 
 
 def group_by_poison(work: Work) -> list[list[tuple[Cell, int | None]]]:
@@ -141,6 +146,8 @@ def _work(tasks: Any, messages: Any, store: str, place: Place, modules: user_mod
                 cell = Cell.from_dict(cell_dict)
                 try:
                     run_cell(cell, opened, place, batches, on_event)
+                except LostClaimError as error:  # another process continues the cell
+                    messages.put(("lost claim", str(error)))
                 except Exception as error:  # the other cells continue; the parent raises it at the end
                     messages.put(("error", f"{cell.label}: {error}"))
     messages.put(("end", None))
