@@ -1,8 +1,8 @@
 """The colour and the mark of each estimator: the same in every report and figure.
 
 The colours differ from each other in normal sight, for red-green and for blue-yellow deficient sight; those of
-BatchNorm, MedBN and ``image_median`` also in grey print. Methods and attacks are told apart otherwise: by position, name
-or line.
+BatchNorm, MedBN and ``image_median`` also in grey print. Methods and attacks are told apart otherwise: by position,
+name or line.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ COLOURS = (
 """Pairs of a colour on a light and on a dark ground."""
 
 MARKS = ("o", "s", "^", "D", "v", "P", "X", "p", "h", "*")
-"""Marks, by their names in matplotlib: circle, square, triangle up, diamond, triangle down, plus, cross, pentagon, hexagon,
-star."""
+"""Marks by their names in matplotlib: circle, square, triangle up, diamond, triangle down, plus, cross, pentagon,
+hexagon, star."""
 
 _PLACES = {"mean": 0, "median": 1, "image_median": 2, "mad": 3, "mad_scaled": 4}
 """The place of an estimator in ``COLOURS`` and in ``MARKS``."""
