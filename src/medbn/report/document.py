@@ -60,13 +60,16 @@ class Heatmap:
 
 @dataclass(frozen=True)
 class Point:
-    """A point of a scatter plot, with intervals on both axes. ``series`` decides its colour, ``shape`` its mark."""
+    """A point of a scatter plot, with intervals on both axes.
+
+    ``series`` decides its colour and mark. ``group`` tells points of one series apart, and is written beside them.
+    """
 
     label: str
     series: str
     x: Measure
     y: Measure
-    shape: str = ""
+    group: str = ""
 
 
 @dataclass(frozen=True)
@@ -156,4 +159,6 @@ class Document:
     lead: str
     sections: Sequence[Section]
     series: Mapping[str, str] = field(default_factory=dict)
-    """The estimators in the order of their colours, by label, each with what it is."""
+    """The estimators by label, in order, each with what it is."""
+    estimators: Mapping[str, str] = field(default_factory=dict)
+    """The registered names of estimators by label, which decide their colours and marks."""

@@ -75,10 +75,10 @@ def _heatmap_numbers(part: Heatmap, upright: bool) -> Table:
 
 
 def _scatter_numbers(part: Scatter) -> Table:
-    shapes = any(point.shape for point in part.points)
-    columns = ["Point", "Series", *(["Shape"] if shapes else []), part.x_label, part.y_label]
-    rows: list[list[Value]] = [[p.label, p.series, *([p.shape] if shapes else []), p.x, p.y] for p in part.points]
-    return Table(part.title, columns, rows, part.caption, labels=3 if shapes else 2)
+    groups = any(point.group for point in part.points)
+    columns = ["Point", "Series", *(["Group"] if groups else []), part.x_label, part.y_label]
+    rows: list[list[Value]] = [[p.label, p.series, *([p.group] if groups else []), p.x, p.y] for p in part.points]
+    return Table(part.title, columns, rows, part.caption, labels=3 if groups else 2)
 
 
 def _curves_numbers(part: Curves) -> Table:

@@ -55,6 +55,26 @@ def test_numbers_can_be_read_on_every_colour_of_the_heat_maps() -> None:
     assert all(_contrast(ground, ink) >= 4.5 for ground, ink in colours)
 
 
+def test_an_estimator_has_the_same_colour_and_mark_on_every_page() -> None:
+    swatches = set()
+    for names in (["median"], ["mean", "median", "mad"], ["mine", "median"]):
+        series = {name.upper(): "" for name in names}
+        page = FORMATS.get("html").write(Document("t", "", [], series, {name.upper(): name for name in names}))
+        swatches |= set(re.findall(r"(<svg class=.swatch[^>]*><path[^>]*></svg>)MEDIAN", page))
+    assert len(swatches) == 1
+
+
+def test_the_axes_of_a_scatter_plot_fit_its_points() -> None:
+    points = [Point(str(x), "a", Measure(x), Measure(y)) for x, y in ((41.0, 90.2), (42.0, 90.4), (43.5, 91.0))]
+    page = FORMATS.get("html").write(Document("t", "", [Section("s", [Scatter("t", "", "x", "y", points)])]))
+    wide = re.search(r'<svg class="chart wide".*?</svg>', page, re.DOTALL)
+    assert wide is not None
+    places = [tuple(map(float, place)) for place in re.findall(r"translate\(([\d.]+) ([\d.]+)\)", wide.group())]
+    assert len(places) == 3
+    for one, size in zip(zip(*places, strict=True), (760 - 60, 430 - 84), strict=True):
+        assert max(one) - min(one) > 0.85 * size
+
+
 def test_points_that_differ_by_rounding_alone_can_be_drawn() -> None:
     points = [Point(str(y), "a", Measure(x), Measure(y)) for x, y in ((10.0, 20.0), (9.999999999999998, 30.0))]
     page = FORMATS.get("html").write(Document("t", "", [Section("s", [Scatter("t", "", "x", "y", points)])]))

@@ -30,13 +30,14 @@ def build(store: Store, names: Sequence[str] | None = None) -> Document:
     if not recipes:
         raise ValueError(f"there are no results in {store.path} yet: medbn run RECIPE --store {store.path}.")
     estimators = {result.cell.estimator for results in recipes for result in results.cells}
-    series = {estimator_label(name): estimator_about(name) for name in order_estimators(estimators)}
+    labels = {estimator_label(name): name for name in order_estimators(estimators)}
+    series = {label: estimator_about(name) for label, name in labels.items()}
     several = len(recipes) > 1
     sections = [section for results in recipes for section in _sections(results, store, several)]
     title = f"{len(recipes)} experiments" if several else recipes[0].recipe["name"]
     first = "Each experiment has its tables, its figures and the commands that ran it." if several else lead(recipes[0])
     first = "\n\n".join(filter(None, [smoke_warning(recipes), first]))
-    return Document(f"medbn: {title}", first, sections, series)
+    return Document(f"medbn: {title}", first, sections, series, labels)
 
 
 def _sections(results: Results, store: Store, several: bool) -> list[Section]:

@@ -24,22 +24,31 @@ def round_steps(low: float, high: float, count: int = 5) -> list[float]:
     return [round(i * step, 10) for i in range(first, last + 1)]
 
 
-def percent_ticks(numbers: Iterable[float], count: int = 5, air: float = 0.02) -> list[float]:
-    """Return ticks for per cents, which start at zero where that is near, and stay within 0 and 100.
-
-    Args:
-        numbers: what the axis must include.
-        count: about how many ticks.
-        air: the space left at both ends, as a share of the range.
-    """
+def percent_ticks(numbers: Iterable[float]) -> list[float]:
+    """Return about five ticks for per cents, which start at zero where that is near, and stay within 0 and 100."""
     values = list(numbers)
     low, high = min(values), max(values)
     # Numbers that differ by rounding alone are the same: no scale could show how they differ.
-    air = air * (high - low) if high - low > 1e-6 else 1.0
+    air = 0.02 * (high - low) if high - low > 1e-6 else 1.0
     start = 0.0 if 0 <= low < 0.5 * high else low - air
     floor = 0.0 if low >= 0 else -math.inf
     ceiling = 100.0 if high <= 100 else math.inf
-    return [t for t in round_steps(max(start, floor), min(high + air, ceiling), count) if floor <= t <= ceiling]
+    return [t for t in round_steps(max(start, floor), min(high + air, ceiling)) if floor <= t <= ceiling]
+
+
+def fit_range(numbers: Iterable[float], air: float = 0.06) -> tuple[float, float]:
+    """Return the range of an axis of per cents that fits its numbers, with some space at both ends."""
+    values = list(numbers)
+    low, high = min(values), max(values)
+    space = air * (high - low) if high - low > 1e-6 else 1.0
+    # A mark at 0 or at 100 needs space too.
+    return low - space, high + space
+
+
+def ticks_within(ends: tuple[float, float], count: int = 5) -> list[float]:
+    """Return about ``count`` round per cents inside a range."""
+    low, high = max(ends[0], 0.0) if ends[1] > 0 else ends[0], min(ends[1], 100.0) if ends[0] < 100 else ends[1]
+    return [tick for tick in round_steps(low, high, count) if low - 1e-9 <= tick <= high + 1e-9]
 
 
 @dataclass(frozen=True)

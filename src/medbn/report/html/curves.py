@@ -74,14 +74,14 @@ def _draw_curve(name: str, line: Sequence[tuple[float, Measure]], frame: Frame, 
     drawn.append(element("path", class_="line", d=path(places)))
     for (x, y), (at, measure) in zip(places, line, strict=True):
         title = f"{name} at {format_value(at)}: {format_full(measure)}"
-        drawn.append(draw_mark(palette.place(name), x, y, title=title))
+        drawn.append(draw_mark(palette.style(name), x, y, title))
     return element("g", *drawn, class_=palette.colour(name))
 
 
 def _draw_published(name: str, line: Sequence[tuple[float, float]], frame: Frame, palette: Palette) -> Markup:
     places = [frame.at(x, y) for x, y in line]
     marks = [
-        draw_mark(palette.place(name), *place, "mark open", f"{name}, published: {format_value(y)}")
+        draw_mark(palette.style(name), *place, f"{name}, published: {format_value(y)}", open_=True)
         for place, (_, y) in zip(places, line, strict=True)
     ]
     return element("g", element("path", class_="line dashed", d=path(places)), *marks, class_=palette.colour(name))

@@ -9,7 +9,7 @@ from markupsafe import Markup
 from ..document import Document, Section, Table
 from .markup import render as render_template
 from .markup import replace_forbidden, slug
-from .palette import Palette, heat_css
+from .palette import Palette, heat_css, series_css
 from .parts import render_part
 
 HEADLINE_COLUMNS = 6
@@ -18,7 +18,7 @@ HEADLINE_COLUMNS = 6
 
 def render(document: Document) -> str:
     """Return a document as a page."""
-    palette, used = Palette(document.series), {"top"}
+    palette, used = Palette(document.series, document.estimators), {"top"}
     sections = [
         {"id": slug(section.title, used), "title": section.title, "lead": section.lead, "parts": parts}
         for section, parts in zip(document.sections, _parts(document, palette), strict=True)
@@ -32,7 +32,7 @@ def render(document: Document) -> str:
         palette=palette,
         contents=contents,
         sections=sections,
-        style=_resource("style.css") + Markup("\n") + heat_css(),
+        style=Markup("\n").join([_resource("style.css"), series_css(), heat_css()]),
         script=_resource("script.js"),
     )
     return replace_forbidden(page)

@@ -10,11 +10,11 @@ from markupsafe import Markup
 
 from ..document import Point, Scatter
 from ..values import finite_number, format_full, interval_ends
-from .axes import Frame, percent_ticks
+from .axes import Frame, fit_range, ticks_within
 from .chart import chart, empty_chart, extent, line_swatch, path
 from .label_placement import Box, overlap, place_labels
 from .markup import element
-from .palette import Palette, draw_mark, draw_swatch
+from .palette import Palette, draw_mark
 
 _NARROW = 500
 """A figure narrower than this has fewer ticks and labels."""
@@ -48,9 +48,10 @@ class _Plot:
 
     def draw(self, width: float, height: float) -> Markup:
         """Return the plot in one size."""
-        x_ticks = percent_ticks([v for p in self.points for v in extent(p.x)], 6 if width > _NARROW else 4, 0.1)
-        y_ticks = percent_ticks([v for p in self.points for v in extent(p.y)], air=0.1)
-        frame = Frame(width, height, (x_ticks[0], x_ticks[-1]), (y_ticks[0], y_ticks[-1]))
+        x = fit_range(v for p in self.points for v in extent(p.x))
+        y = fit_range(v for p in self.points for v in extent(p.y))
+        x_ticks, y_ticks = ticks_within(x, 6 if width > _NARROW else 4), ticks_within(y)
+        frame = Frame(width, height, x, y)
         places = [frame.at(p.x.value, p.y.value) for p in self.points]
         bars = [_draw_intervals(point, frame) for point in self.points]
         lines = [box for _, boxes in bars for box in boxes]
@@ -64,21 +65,20 @@ class _Plot:
             for point, (bar, _) in zip(self.points, bars, strict=True)
         ]
         for point, (x, y) in zip(self.points, places, strict=True):
-            mark = draw_mark(self.mark(point), x, y, title=_describe(point, self.part))
+            mark = draw_mark(self.palette.style(point.series), x, y, _describe(point, self.part))
             drawn.append(element("g", mark, class_=self.palette.colour(point.series)))
         return Markup("\n").join([*drawn, *self.draw_labels(frame, places, lines)])
 
-    def mark(self, point: Point) -> int:
-        """Return the mark of a point: that of its shape where the plot has several, else that of its series."""
-        shapes = list(dict.fromkeys(p.shape for p in self.points))
-        return shapes.index(point.shape) if len(shapes) > 1 else self.palette.place(point.series)
-
     def draw_labels(self, frame: Frame, places: list[tuple[float, float]], lines: list[Box]) -> list[Markup]:
-        """Return the names beside the points. A narrow plot of many names those of the frontier only."""
-        texts = [point.label for point in self.points]
-        if frame.width < _NARROW and len(texts) > 5:
+        """Return the names beside the points, or their groups if there are several.
+
+        A narrow plot of many long names has those of the frontier only.
+        """
+        grouped = len({point.group for point in self.points}) > 1
+        texts = [point.group if grouped else point.label for point in self.points]
+        if frame.width < _NARROW and len(texts) > 5 and not grouped:
             best = frontier([(p.x.value, p.y.value) for p in self.points])
-            texts = [p.label if (p.x.value, p.y.value) in best else "" for p in self.points]
+            texts = [text if (p.x.value, p.y.value) in best else "" for text, p in zip(texts, self.points, strict=True)]
         drawn, blocked = [], []
         left, _, _, bottom = frame.area
         corner = (left + 8, bottom - 22, left + 70, bottom - 4)
@@ -92,14 +92,9 @@ class _Plot:
         return drawn
 
     def legend(self) -> list[tuple[Markup, str]]:
-        """Return the entries of the legend: colours of series, marks of shapes, and the frontier."""
-        shapes = list(dict.fromkeys(p.shape for p in self.points))
-        entries = []
-        for name in sorted({p.series for p in self.points}, key=self.palette.place):
-            mark = 0 if len(shapes) > 1 else self.palette.place(name)
-            entries.append((draw_swatch(self.palette.colour(name), mark), name))
-        if len(shapes) > 1:
-            entries += [(draw_swatch("neutral", i, "mark open"), name or "other") for i, name in enumerate(shapes)]
+        """Return the entries of the legend: the marks of the series, and the frontier."""
+        names = sorted({p.series for p in self.points}, key=self.palette.place)
+        entries = [(self.palette.swatch(name), name) for name in names]
         if self.part.frontier:
             entries.append((line_swatch("frontier"), "frontier: nothing is better on both axes"))
         return entries
