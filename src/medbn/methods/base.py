@@ -27,6 +27,7 @@ Methods of Learner:
     ``loss(predictions, memory, learned)``: what to minimise on a batch.
     ``step(inputs, predictions)``: one step of learning, where it is more than one step down the loss.
     ``unroll(logits, state, inputs)``: the same step, as a differentiable function of the batch.
+    ``filters(predictions, memory)``: what each filter of the method lets pass to learning.
 """
 
 from __future__ import annotations

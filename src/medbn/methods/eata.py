@@ -64,18 +64,24 @@ class ETA(Learner):
         self.memory["prediction"] = new if past is None else self.average * past + (1 - self.average) * new
         return True
 
-    def _select(self, predictions: Predictions, memory: dict[str, Any]) -> Tensor:
-        """Return a mask of the samples that are reliable and not redundant."""
-        selected = predictions.usable & (predictions.entropy().detach() < self.margin * math.log(predictions.classes))
-        if memory["prediction"] is None:
-            return selected
-        if len(memory["prediction"]) != predictions.classes:
+    def filters(self, predictions: Predictions, memory: dict[str, Any]) -> dict[str, Tensor]:
+        """Return masks of the samples that are reliable, ``"entropy"``, and of those that are not redundant."""
+        entropy, average = predictions.entropy().detach(), memory["prediction"]
+        reliable = predictions.usable & (entropy < self.margin * math.log(predictions.classes))
+        if average is None:
+            return {"entropy": reliable, "redundancy": predictions.usable}
+        if len(average) != predictions.classes:
             raise ValueError(
-                f"the average prediction in memory has {len(memory['prediction'])} classes, and the model"
+                f"the average prediction in memory has {len(average)} classes, and the model"
                 f" {predictions.classes}; the state was saved with another model. reset() it."
             )
-        similarity = F.cosine_similarity(memory["prediction"].unsqueeze(0), predictions.probabilities(), dim=1)
-        return selected & (similarity.abs() < self.redundancy)
+        similarity = F.cosine_similarity(average.unsqueeze(0), predictions.probabilities(), dim=1)
+        return {"entropy": reliable, "redundancy": predictions.usable & (similarity.abs() < self.redundancy)}
+
+    def _select(self, predictions: Predictions, memory: dict[str, Any]) -> Tensor:
+        """Return a mask of the samples that all filters let pass."""
+        filters = self.filters(predictions, memory)
+        return filters["entropy"] & filters["redundancy"]
 
     def check_memory(self, memory: dict[str, Any], values: Values) -> None:
         """Require an average of probabilities, or None before the first."""

@@ -118,6 +118,17 @@ class Learner(Adapter):
             gradients = torch.autograd.grad(loss, list(learned.values()), create_graph=True, allow_unused=True)
         return optimizer_step(self.optimizer, state, gradients)
 
+    def filters(self, predictions: Predictions, memory: dict[str, Any]) -> dict[str, Tensor]:
+        """Return masks of what each filter of the method lets pass to learning, by the name of the filter.
+
+        A mask has one entry for each row of the predictions, or for each image.
+
+        Args:
+            predictions: of a batch.
+            memory: of the adapter, or of another state.
+        """
+        return {}
+
     # --- what steps are made of ---------------------------------------------------------------------------------------
 
     def update(self, inputs: Inputs, output: Any) -> bool:

@@ -110,6 +110,10 @@ class SAR(Learner):
             step = torch.autograd.grad(loss, list(perturbed.values()), create_graph=True, allow_unused=True)
             return optimizer_step(self.optimizer, state, step)
 
+    def filters(self, predictions: Predictions, memory: dict[str, Any]) -> dict[str, Tensor]:
+        """Return a mask of the samples that are reliable, ``"entropy"``."""
+        return {"entropy": self._reliable(predictions)}
+
     def _reliable(self, predictions: Predictions) -> Tensor:
         """Return a mask of the reliable rows."""
         return predictions.usable & (predictions.entropy().detach() < self.margin * math.log(predictions.classes))

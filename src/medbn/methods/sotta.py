@@ -136,19 +136,21 @@ class SoTTA(Learner):
             "SoTTA cannot be unrolled: it learns from its memory, not from the batch at hand; use unroll=0."
         )
 
+    def filters(self, predictions: Predictions, memory: dict[str, Any]) -> dict[str, Tensor]:
+        """Return a mask of the images that are confident enough to be remembered, by the mean of a dense output."""
+        confidence = predictions.probabilities().amax(dim=1).view(len(predictions.images), -1).mean(dim=1)
+        return {"confidence": predictions.images & (confidence >= self.confidence)}
+
     def _remember_images(self, inputs: Inputs, predictions: Predictions) -> None:
         """Remember confident images by high-confidence uniform-class sampling (HUS).
 
         When the memory is full, an image of the largest class is replaced.
         """
-        probabilities = predictions.probabilities().view(inputs.size, -1, predictions.classes)
-        # Dense outputs: an image counts by its mean confidence, and for its most frequent class.
-        confidence = probabilities.amax(dim=2).mean(dim=1)
-        confident = predictions.images & (confidence >= self.confidence)
-        candidates = confident.nonzero().flatten().tolist()
+        candidates = self.filters(predictions, self.memory)["confidence"].nonzero().flatten().tolist()
         if not candidates:
             return
-        predicted = probabilities.argmax(dim=2).mode(dim=1).values.tolist()
+        classes_of_rows = predictions.probabilities().argmax(dim=1).view(inputs.size, -1)
+        predicted = classes_of_rows.mode(dim=1).values.tolist()  # of a dense output, the most frequent class
         old, new = self.memory["images"], inputs.images()
         self._check_shapes(old, new)
         classes = list(self.memory["classes"])
