@@ -48,10 +48,10 @@ class _Plot:
 
     def draw(self, width: float, height: float) -> Markup:
         """Return the plot in one size."""
-        x = fit_range(v for p in self.points for v in extent(p.x))
-        y = fit_range(v for p in self.points for v in extent(p.y))
-        x_ticks, y_ticks = ticks_within(x, 6 if width > _NARROW else 4), ticks_within(y)
-        frame = Frame(width, height, x, y)
+        across = fit_range(v for p in self.points for v in extent(p.x))
+        along = fit_range(v for p in self.points for v in extent(p.y))
+        x_ticks, y_ticks = ticks_within(across, 6 if width > _NARROW else 4), ticks_within(along)
+        frame = Frame(width, height, across, along)
         places = [frame.at(p.x.value, p.y.value) for p in self.points]
         bars = [_draw_intervals(point, frame) for point in self.points]
         lines = [box for _, boxes in bars for box in boxes]
