@@ -50,7 +50,8 @@ def randomise(model):
 
 
 def test_the_table_has_every_model():
-    assert models.available() == sorted(TABLE)
+    others = {"deeplabv3plus-resnet50", "deeplabv3plus-resnet101", "resnet50", "resnet101", "unet-small"}
+    assert set(models.available()) == set(TABLE) | others  # in test_segmentation_models.py
     assert sorted(KEYS) == ["resnet26", "resnext29", "wide-resnet-28-10"]
 
 

@@ -13,13 +13,13 @@ from torch import nn
 from .._errors import unknown_name
 from .._registry import Registry
 from .external import LIBRARIES, from_function, from_library
-from .weights import load, metadata
+from .settings import saved_settings
+from .weights import load
 
 if TYPE_CHECKING:
     from importlib.resources.abc import Traversable  # at run time from Python 3.11 on
 
 _registry = Registry[Callable[..., nn.Module]]("model", forbidden=":")
-_SHIPPED_SUFFIX = "-digits.safetensors"
 
 unregister = _registry.unregister
 register = _registry.register
@@ -32,8 +32,8 @@ Among its options should be ``classes``, ``channels``, ``mean`` and ``std``, eac
 def available() -> list[str]:
     """Return the names of the models that are registered here.
 
-    >>> available()
-    ['resnet-small', 'resnet26', 'resnext29', 'wide-resnet-28-10']
+    >>> "resnet26" in available()
+    True
     """
     return _registry.available()
 
@@ -59,7 +59,7 @@ def get(
             ``function(classes, channels)``, that returns a model; either may be left out.
         classes: the number of logits. By default the model's own: 10 here, 1000 in the libraries.
         channels: of the images. By default the model's own: 3.
-        weights: a file, see ``load``; ``"shipped"`` for the weights for digits that come with this package;
+        weights: a file, see ``load``; ``"shipped"`` for weights that come with this package;
             ``"default"`` for the library's own. None leaves the weights random.
         options: further options of the model, such as ``mean`` and ``std``, or of your function.
 
@@ -97,14 +97,15 @@ def get(
 def _build(name: str, weights: str | Path | None, options: dict[str, Any]) -> nn.Module:
     """Call a registered function with the options, and with those that the file of weights says it was trained with."""
     function = _registry.get(name)
-    if weights is not None and Path(weights).suffix == ".safetensors":
-        saved = metadata(weights)
-        options = {**{option: int(saved[option]) for option in ("classes", "channels") if option in saved}, **options}
     parameters = inspect.signature(function).parameters
-    if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
+    takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
+    if not takes_any:
         for option in options:
             if option not in parameters:
                 raise unknown_name(f"option of {name}", option, parameters)
+    if weights is not None and Path(weights).suffix == ".safetensors":
+        saved = saved_settings(weights).items()
+        options = {**{option: value for option, value in saved if takes_any or option in parameters}, **options}
     return function(**options)
 
 
@@ -113,13 +114,12 @@ def _weights_folder() -> Traversable:
 
 
 def _shipped_weights(name: str) -> Traversable:
-    """Return the file of the weights of a model that ship with the package."""
+    """Return the file of the weights of a model that ship with the package; files are called ``MODEL-DATA``."""
     folder = _weights_folder()
-    files = {file.name: file for file in folder.iterdir()} if folder.is_dir() else {}
-    if name + _SHIPPED_SUFFIX not in files:
-        names = sorted(file.removesuffix(_SHIPPED_SUFFIX) for file in files if file.endswith(_SHIPPED_SUFFIX))
+    files = {file.name.rpartition("-")[0]: file for file in folder.iterdir()} if folder.is_dir() else {}
+    if name not in files:
         raise ValueError(
-            f"no weights for model {name!r} are shipped; there are some for: {', '.join(names) or 'none'}."
+            f"no weights for model {name!r} are shipped; there are some for: {', '.join(sorted(files)) or 'none'}."
             " Give a file of weights instead."
         )
-    return files[name + _SHIPPED_SUFFIX]
+    return files[name]

@@ -69,7 +69,8 @@ def save(model: nn.Module, path: str | Path, /, **metadata: object) -> None:
     Args:
         model: its state is saved with its normalisation constants, without which the weights would be useless.
         path: the file; its folder is created if necessary.
-        metadata: stored in the file as strings.
+        metadata: stored in the file as strings, after the model's ``settings`` if it has any: the options without which
+            its weights mean something else, which ``get`` reads again.
     """
     path = Path(path)
     if path.suffix.lower() != _SAFE:
@@ -87,7 +88,8 @@ def save(model: nn.Module, path: str | Path, /, **metadata: object) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     with replace_atomically(path) as partial:
         # Not safetensors' save_file, whose files only their owner may read.
-        partial.write_bytes(serialise(tensors, {name: str(value) for name, value in metadata.items()}))
+        facts = {**getattr(core, "settings", {}), **metadata}
+        partial.write_bytes(serialise(tensors, {name: str(value) for name, value in facts.items()}))
 
 
 def metadata(path: str | Path) -> dict[str, str]:
@@ -106,13 +108,15 @@ def metadata(path: str | Path) -> dict[str, str]:
 def fingerprint(model: nn.Module) -> str:
     """Return a hash of a model's weights, 32 hexadecimal digits: of names, dtypes, shapes and bytes of its whole state.
 
-    Normalisation constants are included, since predictions depend on them; the device and the file are not.
+    Normalisation constants and the model's ``settings`` are included, since predictions depend on them; the device and
+    the file are not.
     """
     state = dict(model.state_dict())
-    normalise = _split(model)[1]
+    core, normalise = _split(model)
     if normalise is not None:
         state |= {f"normalise.{name}": getattr(normalise, name) for name in _CONSTANTS.values()}
-    digest = hashlib.blake2b(digest_size=16)
+    settings = getattr(core, "settings", None)
+    digest = hashlib.blake2b(repr(sorted(settings.items())).encode() if settings else b"", digest_size=16)
     for name, value in sorted(state.items()):
         if isinstance(value, Tensor):
             digest.update(f"{name} {value.dtype} {tuple(value.shape)}\n".encode())
