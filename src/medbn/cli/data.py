@@ -76,8 +76,8 @@ def list_datasets(options: argparse.Namespace) -> None:
         size = sum(archive.size or 0 for archive in entry.archives)
         status = "here" if entry.is_complete(options.root) else "in part" if entry.is_present(options.root) else "-"
         status = "ships" if entry.folder is None else status
-        rows.append((entry.name, status, f"{size / 1e9:.2f} GB" if size else "", entry.about))
-    print(format_table(("dataset", "status", "download", "what it is"), rows, right=(2,)))
+        rows.append((entry.name, entry.task, status, f"{size / 1e9:.2f} GB" if size else "", entry.about))
+    print(format_table(("dataset", "task", "status", "download", "what it is"), rows, right=(3,)))
     print(f"\nfolder: {data.find_root(options.root)}")
     print("get one: medbn data fetch NAME · corrupt one: medbn data generate NAME · describe one: medbn data info NAME")
 
@@ -154,7 +154,8 @@ def info(options: argparse.Namespace) -> None:
 
     if options.corruption is None and options.name in data.available() and data.get(options.name).corrupted:
         options.corruption = data.corruptions.NAMES[0]
-    dataset = data.load(
+    load = data.load_segmentation if data.task_of(options.name) == "segmentation" else data.load
+    dataset: Any = load(
         options.name, options.split, corruption=options.corruption, severity=options.severity, root=options.root
     )
     channels, height, width = dataset.shape

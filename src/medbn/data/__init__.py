@@ -9,6 +9,7 @@ from medbn import data
 from . import catalogue as _catalogue  # noqa: F401  registers the built-in datasets
 from . import corruptions
 from .cifar_c import load_cifar_c
+from .corrupt import corrupt, corrupt_segmentation
 from .dataset import Dataset, digest, from_tensors
 from .disk_errors import DownloadError
 from .download import Archive
@@ -16,18 +17,23 @@ from .fetch import fetch
 from .generate import GenerationResult, generate
 from .image_file import read_image
 from .image_folder import load_image_folder
-from .load import corrupt, load
+from .load import load, load_segmentation, task_of
+from .random_crop import random_crop
 from .registry import DatasetInfo, available, cache_folder, find_root, get, register, unregister
+from .segmentation_dataset import IGNORE, SegmentationDataset, segmentation_from_tensors
 
 __all__ = [
+    "IGNORE",
     "Archive",
     "Dataset",
     "DatasetInfo",
     "DownloadError",
     "GenerationResult",
+    "SegmentationDataset",
     "available",
     "cache_folder",
     "corrupt",
+    "corrupt_segmentation",
     "corruptions",
     "digest",
     "fetch",
@@ -38,7 +44,11 @@ __all__ = [
     "load",
     "load_cifar_c",
     "load_image_folder",
+    "load_segmentation",
+    "random_crop",
     "read_image",
     "register",
+    "segmentation_from_tensors",
+    "task_of",
     "unregister",
 ]

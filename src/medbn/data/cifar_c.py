@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 from . import corruptions
-from .dataset import Dataset, Indices, digest, index_tensor
+from .batching import Indices, index_tensor
+from .dataset import Dataset, digest
 
 MANIFEST = "medbn.json"
 """The file that ``generate`` writes beside the arrays: what they were made from, and how."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -13,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-Indices = Sequence[int] | range
+from .batching import Indices, batch_ranges, check_subset, index_tensor, read_ahead, to_dtype
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,37 +73,16 @@ class Dataset:
             limit: the largest number of batches; None for all.
             drop_last: leave out the last batch if it is smaller than ``size``.
         """
-        if size < 1:
-            raise ValueError(f"a batch has at least one image, got size={size}.")
-        if first < 0 or (limit is not None and limit < 0):
-            raise ValueError(f"first and limit must not be negative, got first={first}, limit={limit}.")
-        if dtype != torch.uint8 and not dtype.is_floating_point:
-            raise ValueError(f"dtype must be torch.uint8 or floating, got {dtype}.")
-        count = len(self) // size if drop_last else -(-len(self) // size)
-        last = count if limit is None else min(count, first + limit)
-        ranges = [range(size * k, min(size * (k + 1), len(self))) for k in range(first, last)]
-        return self._read_ahead(ranges, dtype, device)
+        ranges = batch_ranges(len(self), size, dtype=dtype, first=first, limit=limit, drop_last=drop_last)
 
-    def _read_ahead(
-        self, ranges: Sequence[range], dtype: torch.dtype, device: torch.device | str | None
-    ) -> Iterator[tuple[Tensor, Tensor]]:
-        with ThreadPoolExecutor(1, thread_name_prefix="medbn-data") as reader:
-            pending = reader.submit(self.read, ranges[0]) if ranges else None
-            for position, indices in enumerate(ranges):
-                assert pending is not None
-                images = pending.result()
-                pending = reader.submit(self.read, ranges[position + 1]) if position + 1 < len(ranges) else None
-                images = images.to(device)
-                labels = self.labels[indices.start : indices.stop].clone().to(device)
-                yield (images if dtype == torch.uint8 else images.to(dtype) / 255), labels
+        def read(indices: range) -> tuple[Tensor, Tensor]:
+            return self.read(indices), self.labels[indices.start : indices.stop].clone()
+
+        return ((to_dtype(images.to(device), dtype), labels.to(device)) for images, labels in read_ahead(read, ranges))
 
     def subset(self, indices: Sequence[int] | Tensor) -> Dataset:
         """Return a dataset of the images with these indices, in the order of the indices."""
-        chosen = torch.as_tensor(indices)
-        integral = not len(chosen) or not (chosen.is_floating_point() or chosen.dtype == torch.bool)
-        if chosen.dim() != 1 or not integral or (len(chosen) and not 0 <= chosen.min() <= chosen.max() < len(self)):
-            raise ValueError(f"a subset of {self.name!r} takes a list of indices from 0 to {len(self) - 1}.")
-        chosen = chosen.long()
+        chosen = check_subset(indices, self.name, len(self))
         read, compute_fingerprint = self.read, self.compute_fingerprint
         return replace(
             self,
@@ -116,11 +94,6 @@ class Dataset:
     def shuffle(self, seed: int = 0) -> Dataset:
         """Return a dataset of the same images in a random order, which the seed determines."""
         return self.subset(np.random.default_rng(seed).permutation(len(self)).tolist())
-
-
-def index_tensor(indices: Indices) -> Tensor:
-    """Return indices as an int64 tensor."""
-    return torch.as_tensor(list(indices), dtype=torch.int64)
 
 
 def read_text(file: Path) -> str:

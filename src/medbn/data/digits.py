@@ -33,11 +33,16 @@ def digits(folder: Path | None = None, split: str = "test") -> Dataset:
 
 def enlarge(small: Tensor) -> Tensor:
     """Return (N, 8, 8) grey levels from 0 to 16 as (N, 16, 16) bytes, interpolated bilinearly."""
-    x = small.to(torch.int64)
+    return ((double(small) * 255 + 128) // 256).to(torch.uint8)  # 16 levels × (4 × 4) weights: 256 is white
+
+
+def double(images: Tensor) -> Tensor:
+    """Return (N, H, W) whole numbers as (N, 2·H, 2·W), interpolated bilinearly, times 16."""
+    x = images.to(torch.int64)
     for dim in (1, 2):
         last = x.shape[dim] - 1
         previous = torch.cat([x.narrow(dim, 0, 1), x.narrow(dim, 0, last)], dim)
         following = torch.cat([x.narrow(dim, 1, last), x.narrow(dim, last, 1)], dim)
         # A new pixel lies a quarter of an old pixel from one centre and three quarters from the next.
         x = torch.stack([3 * x + previous, 3 * x + following], dim + 1).flatten(dim, dim + 1)
-    return ((x * 255 + 128) // 256).to(torch.uint8)  # 16 levels × (4 × 4) weights: 256 is white
+    return x

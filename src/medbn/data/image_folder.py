@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from . import corruptions
-from .dataset import Dataset, Indices, digest, read_text
+from .batching import Indices
+from .dataset import Dataset, digest, read_text
 from .image_file import image_size, read_image
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".ppm", ".tif", ".tiff")

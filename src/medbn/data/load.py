@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
-
-from torch import Tensor
 
 from .._errors import unknown_name
 from . import corruptions
 from .cifar_c import load_cifar_c
-from .dataset import Dataset, Indices, digest
+from .corrupt import corrupt, corrupt_segmentation
+from .dataset import Dataset
 from .image_folder import load_image_folder
-from .registry import find_root, get
+from .registry import DatasetInfo, find_root, get
+from .segmentation_dataset import SegmentationDataset
 
 
 def load(
@@ -47,67 +46,95 @@ def load(
     """
     if split not in ("train", "test"):
         raise unknown_name("split", split, ("train", "test"))
-    if isinstance(name, Path) or os.sep in name or "/" in name or name in (".", ".."):
+    dataset: Dataset
+    if _is_path(name):
         if (Path(name) / "labels.npy").is_file():
             _check_test_split(name, split)
             return load_cifar_c(name, corruption or "", severity, **options)
         dataset = load_image_folder(name, split=split, **options)
     else:
-        info = get(name)
-        if not info.is_present(root):
-            raise FileNotFoundError(f"{name} is not in {find_root(root)}; get it: {info.how_to_get()}.")
+        info = _find(str(name), "classification")
+        dataset = _open(info, split, corruption, severity, root, options)
         if info.corrupted:
-            _check_test_split(name, split)
-            if corruption is None:
-                raise ValueError(f"{name} needs a corruption: {', '.join(corruptions.NAMES)}.")
-            return info.open(info.path(root), corruption=corruption, severity=severity, **options)
-        dataset = info.open(info.path(root), split=split, **options)
+            return dataset
     if corruption is None:
         return dataset
     return corrupt(dataset, corruption, severity, seed=seed, frost=frost)
 
 
-def corrupt(
-    dataset: Dataset, corruption: str, severity: int, *, seed: int = 0, frost: str | Path | None = None
-) -> Dataset:
-    """Return a dataset whose images are corrupted as they are read; the arguments are those of ``load``."""
-    corruptions.check(corruption, severity, frost)
+def load_segmentation(
+    name: str | Path,
+    split: str = "test",
+    *,
+    corruption: str | None = None,
+    severity: int = 5,
+    seed: int = 0,
+    frost: str | Path | None = None,
+    root: str | Path | None = None,
+    **options: Any,
+) -> SegmentationDataset:
+    """Open a segmentation dataset by its name.
 
-    def read(indices: Indices) -> Tensor:
-        images = dataset.read(indices)
-        if not len(indices):
-            return images
-        if isinstance(indices, range) and indices.step == 1:
-            return corruptions.corrupt(images, corruption, severity, seed=seed, first=indices.start, frost=frost)
-        return corrupt_one_by_one(images, indices)
+    Args:
+        name: a dataset of ``available()`` whose task is "segmentation".
+        split: "train", "val" or "test". Where the labels of the test part are not public (Cityscapes), "test" opens
+            the validation part; where there is none, "val" opens the test part.
+        corruption: corrupts the images as they are read; a corruption that moves pixels moves their labels too.
+        severity: 1 to 5.
+        seed: of the corruption's noise.
+        frost: photographs of frost, see ``corruptions.corrupt``.
+        root: the data folder, see ``find_root``.
+        options: further arguments of the function that opens the dataset, such as ``size``.
 
-    def corrupt_one_by_one(images: Tensor, indices: Sequence[int]) -> Tensor:
-        result = images.clone()
-        for position, index in enumerate(indices):
-            one = slice(position, position + 1)
-            result[one] = corruptions.corrupt(
-                images[one], corruption, severity, seed=seed, first=int(index), frost=frost
-            )
-        return result
+    >>> load_segmentation("scenes", corruption="fog", severity=3).name
+    'scenes/fog/3'
+    """
+    if split not in ("train", "val", "test"):
+        raise unknown_name("split", split, ("train", "val", "test"))
+    info = _find(str(name), "segmentation")
+    dataset: SegmentationDataset = _open(info, split, corruption, severity, root, options)
+    if corruption is None or info.corrupted:
+        return dataset
+    return corrupt_segmentation(dataset, corruption, severity, seed=seed, frost=frost)
 
-    def compute_fingerprint() -> str:
-        info = corruptions.get(corruption)
-        photographs = corruptions.frost_fingerprint(frost) if info.uses_frost else ""
-        parts = [dataset.fingerprint, corruption, f"{severity} {seed} {corruptions.VERSION}", photographs]
-        if info.version > 1:  # fingerprints from before corruptions had versions stay valid
-            parts.append(f"version {info.version}")
-        return digest(*parts)
 
-    return Dataset(
-        f"{dataset.name}/{corruption}/{severity}",
-        dataset.split,
-        dataset.classes,
-        dataset.labels,
-        dataset.shape,
-        read,
-        compute_fingerprint,
-        dataset.horizontal_flip,
-    )
+def task_of(name: str | Path) -> str:
+    """Return what the labels of a dataset, by its name or path, are for: "classification" or "segmentation"."""
+    return "classification" if _is_path(name) else get(str(name)).task
+
+
+def _is_path(name: str | Path) -> bool:
+    return isinstance(name, Path) or os.sep in name or "/" in name or name in (".", "..")
+
+
+def _find(name: str, task: str) -> DatasetInfo:
+    """Return what is known about a dataset; raise an error unless it is for that task."""
+    info = get(name)
+    if info.task != task:
+        function = "load_segmentation" if info.task == "segmentation" else "load"
+        raise ValueError(
+            f"{name} is a dataset for {info.task}, not for {task}: open it with data.{function}({name!r})."
+        )
+    return info
+
+
+def _open(
+    info: DatasetInfo,
+    split: str,
+    corruption: str | None,
+    severity: int,
+    root: str | Path | None,
+    options: dict[str, Any],
+) -> Any:
+    """Open a named dataset; raise an error that says how to get it if it is not there."""
+    if not info.is_present(root):
+        raise FileNotFoundError(f"{info.name} is not in {find_root(root)}; get it: {info.how_to_get()}.")
+    if not info.corrupted:
+        return info.open(info.path(root), split=split, **options)
+    _check_test_split(info.name, split)
+    if corruption is None:
+        raise ValueError(f"{info.name} needs a corruption: {', '.join(corruptions.NAMES)}.")
+    return info.open(info.path(root), corruption=corruption, severity=severity, **options)
 
 
 def _check_test_split(name: str | Path, split: str) -> None:

@@ -9,12 +9,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+from .._errors import unknown_name
 from .._registry import Registry
 from . import corruptions
 from .dataset import Dataset
 from .download import Archive
+from .segmentation_dataset import SegmentationDataset
 
-Opener = TypeVar("Opener", bound=Callable[..., Dataset])
+Opener = TypeVar("Opener", bound=Callable[..., Dataset | SegmentationDataset])
+
+TASKS = ("classification", "segmentation")
 
 
 @dataclass(frozen=True)
@@ -22,8 +26,10 @@ class DatasetInfo:
     """What is known about a named dataset: how to open it, where to get it, how large it is."""
 
     name: str
-    open: Callable[..., Dataset]
+    open: Callable[..., Any]
     """Called with the dataset's folder and ``split``; where ``corrupted``, with ``corruption`` and ``severity``."""
+    task: str = "classification"
+    """What its labels are for: "classification" (``load`` opens it) or "segmentation" (``load_segmentation``)."""
     about: str = ""
     """A short description for ``medbn data list``."""
     folder: str | None = None
@@ -40,6 +46,10 @@ class DatasetInfo:
     """Whether it consists of corrupted images, one part per corruption and severity."""
     clean: str | None = None
     """The dataset whose images ``medbn data generate`` corrupts to make this one."""
+
+    def __post_init__(self) -> None:
+        if self.task not in TASKS:
+            raise unknown_name("task", self.task, TASKS)
 
     def path(self, root: str | Path | None = None) -> Path:
         """Return the dataset's folder, whether it exists or not."""
@@ -71,7 +81,7 @@ unregister = _registry.unregister
 
 
 def register(name: str, *, replace: bool = False, **facts: Any) -> Callable[[Opener], Opener]:
-    """Make ``load(name)`` call the decorated function, which opens a dataset.
+    """Make ``load(name)`` (``load_segmentation(name)``) call the decorated function, which opens a dataset.
 
     Args:
         name: the dataset's name from now on.

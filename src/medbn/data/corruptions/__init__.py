@@ -6,7 +6,7 @@ Needs torch, numpy and Pillow. The constants are the published ones at 32 px and
 
 from importlib import import_module as _import_module
 
-from .apply import SEVERITIES, check, check_severity, corrupt
+from .apply import SEVERITIES, check, check_severity, corrupt, corrupt_labels
 from .base import Corruption, ImageRandom, Level, available, get, register, unregister
 from .frost import frost_fingerprint
 
@@ -33,6 +33,7 @@ __all__ = [
     "check",
     "check_severity",
     "corrupt",
+    "corrupt_labels",
     "frost_fingerprint",
     "get",
     "register",

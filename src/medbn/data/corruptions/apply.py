@@ -55,6 +55,30 @@ def corrupt(
     return result
 
 
+def corrupt_labels(labels: Tensor, name: str, severity: int, *, seed: int = 0, first: int = 0) -> Tensor:
+    """Return the labels of every pixel after a corruption: moved with the pixels where it moves them, else unchanged.
+
+    Args:
+        labels: integers (N, H, W).
+        name: one of ``available()``.
+        severity: 1 to 5.
+        seed: as given to ``corrupt`` for the images.
+        first: likewise.
+    """
+    corruption = get(name)
+    check_severity(severity)
+    if corruption.move_labels is None or not len(labels):
+        return labels
+    level = corruption.level(severity, min(labels.shape[1:]))
+    moved = torch.empty_like(labels)
+    for position in range(len(labels)):
+        one = slice(position, position + 1)
+        index = first + position
+        random = ImageRandom.from_seed(name, severity, seed, range(index, index + 1), labels.device, None)
+        moved[one] = corruption.move_labels(labels[one], level, random)
+    return moved
+
+
 def check(name: str, severity: int, frost: str | Path | None = None) -> Corruption:
     """Return the corruption of that name; raise an error if its severity or its files do not exist."""
     corruption = get(name)

@@ -49,6 +49,8 @@ class ImageRandom:
 
 
 Apply = Callable[[Tensor, Level, ImageRandom], Tensor]
+MoveLabels = Callable[[Tensor, Level, ImageRandom], Tensor]
+"""Takes and returns the labels (N, H, W) of every pixel, with the random numbers of their images."""
 
 
 @dataclass(frozen=True)
@@ -67,6 +69,8 @@ class Corruption:
     """Whether it mixes in the photographs of frost, see ``corrupt``."""
     version: int = 1
     """Raised when the same seed gives other images; results of the bench are then run again."""
+    move_labels: MoveLabels | None = None
+    """For a corruption that moves pixels: moves the labels of segmentation in the same way."""
 
     def level(self, severity: int, size: int) -> Level:
         """Return the constants for images whose shorter side is ``size``.
@@ -91,6 +95,7 @@ def register(
     large: Sequence[Any] | None = None,
     uses_frost: bool = False,
     version: int = 1,
+    move_labels: MoveLabels | None = None,
     replace: bool = False,
 ) -> Callable[[Apply], Apply]:
     """Make ``corrupt(images, name, severity)`` apply the decorated function.
@@ -102,6 +107,7 @@ def register(
         large: those for 224 px; by default the same.
         uses_frost: see ``Corruption``.
         version: see ``Corruption``.
+        move_labels: see ``Corruption``.
         replace: take the place of an earlier corruption of that name.
     """
 
@@ -109,7 +115,8 @@ def register(
         constants = _levels(small), _levels(small if large is None else large)
         if {len(levels) for levels in constants} != {5}:
             raise ValueError(f"corruption {name!r} needs constants for five severities.")
-        _registry.register(name, Corruption(name, group, function, *constants, uses_frost, version), replace=replace)
+        corruption = Corruption(name, group, function, *constants, uses_frost, version, move_labels)
+        _registry.register(name, corruption, replace=replace)
         return function
 
     return add

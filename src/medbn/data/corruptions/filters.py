@@ -178,6 +178,20 @@ def sample(x: Tensor, rows: Tensor, columns: Tensor, mode: str) -> Tensor:
     return upper * (1 - down) + lower * down
 
 
+def sample_nearest(labels: Tensor, rows: Tensor, columns: Tensor, mode: str) -> Tensor:
+    """Return labels (N, H, W) read at real-valued positions (N, H, W) from the nearest pixel; see ``sample``."""
+    height, width = labels.shape[1:]
+    row, column = (rows + 0.5).floor().long(), (columns + 0.5).floor().long()
+    index = _reflect(row, height, mode) * width + _reflect(column, width, mode)
+    return labels.flatten(1).gather(1, index.flatten(1)).view_as(labels)
+
+
+def reflect_positions(positions: Tensor, size: int) -> Tensor:
+    """Return real-valued positions where ``sample`` reads them with the mode "symmetric", in 0 to size − 1."""
+    inside = (positions + 0.5).remainder(2 * size)
+    return (torch.minimum(inside, 2 * size - inside) - 0.5).clamp(0, size - 1)
+
+
 def _reflect(index: Tensor, size: int, mode: str) -> Tensor:
     """Return indices mirrored into 0 to size − 1: "reflect" does not repeat the edge pixel, "symmetric" does."""
     if size == 1:
