@@ -75,13 +75,61 @@ def test_segmentation_objectives():
         Indiscriminate().value(logits, labels[:, 0, 0], benign)
 
 
+def test_a_drawn_pixel_counts_and_depends_on_the_seed_and_the_labels_alone():
+    g = torch.Generator().manual_seed(0)
+    labels = torch.randint(4, (3, 6, 7), generator=g)
+    labels[:, :3] = 255
+    benign = torch.tensor([True, True, False])
+    masks = [TargetedPixel(seed=seed, target_class=2).mask(labels) for seed in range(50)]
+    assert all(mask.sum() == 1 and labels[0][mask].item() in (0, 1, 3) for mask in masks)
+    assert len({int(mask.flatten().int().argmax()) for mask in masks}) > 10
+    assert torch.equal(TargetedPixel(seed=3).mask(labels), TargetedPixel(seed=3).mask(labels.clone()))
+    other = labels.clone()
+    other[1:] = 0
+    assert torch.equal(TargetedPixel(seed=3).mask(labels), TargetedPixel(seed=3).mask(other))
+    labels[0] = 255
+    with pytest.raises(ValueError, match="no pixel"):
+        TargetedPixel().check(labels, benign)
+    labels[0, 2, 3] = 2
+    with pytest.raises(ValueError, match="no pixel"):
+        TargetedPixel(target_class=2).check(labels, benign)
+    with pytest.raises(ValueError, match="no pixel"):
+        TargetedPixel(classes=(0, 1)).check(labels, benign)
+    TargetedPixel().check(labels, benign)
+    assert TargetedPixel().mask(labels)[2, 3]
+
+
+def test_pixels_are_drawn_evenly():
+    """Over many label maps: chi-squared with 23 degrees of freedom is below 50 with a probability of 0.999."""
+    g = torch.Generator().manual_seed(1)
+    hits = torch.zeros(24)
+    for _ in range(1200):
+        hits += TargetedPixel().mask(torch.randint(3, (1, 4, 6), generator=g)).flatten()
+    assert ((hits - 50).square() / 50).sum() < 50
+    assert hits.sum() == 1200
+
+
+@pytest.mark.parametrize(("classes", "following"), [(None, {0: 1, 2: 3, 5: 0}), ((5, 0, 2), {0: 2, 2: 5, 5: 0})])
+def test_the_target_is_the_next_class_that_is_scored(classes, following):
+    logits = torch.zeros(1, 6, 2, 2)
+    for true, target in following.items():
+        labels = torch.full((1, 2, 2), true)
+        assert TargetedPixel(classes=classes).target(logits, labels).item() == target
+        assert TargetedPixel(classes=classes, pixel=(1, 0)).target(logits, labels).item() == target
+    assert TargetedPixel(classes=classes, target_class=4).target(logits, labels).item() == 4
+
+
 def test_the_labels_of_malicious_images_do_not_matter():
     labels = LABELS.clone()
     labels[3] = -1
     assert torch.equal(Indiscriminate().value(LOGITS, labels, BENIGN), Indiscriminate().value(LOGITS, LABELS, BENIGN))
 
 
-@pytest.mark.parametrize("objective", [TargetedPixel(1, (1, 0)), IndiscriminateSegmentation()], ids=["pixel", "whole"])
+@pytest.mark.parametrize(
+    "objective",
+    [TargetedPixel(1, (1, 0)), TargetedPixel(1), IndiscriminateSegmentation()],
+    ids=["pixel", "drawn", "whole"],
+)
 @pytest.mark.parametrize(("method", "estimator"), [("tebn", "mean"), ("tent", "median"), ("sotta", "image_median")])
 def test_segmentation_models_are_attacked(objective, method, estimator, dense_model, dense_stream):
     tta, (images, labels) = make(dense_model, method, estimator), dense_stream[0]

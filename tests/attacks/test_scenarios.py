@@ -96,26 +96,35 @@ def test_an_indiscriminate_attack_has_no_success_rate():
     assert summary.error == 0.5
 
 
-def test_mean_iou_by_counting():
+def test_mean_iou_is_over_the_classes_of_the_labels():
     g = torch.Generator().manual_seed(0)
     predicted, labels = torch.randint(5, (2, 3, 6, 6), generator=g)
     labels[0, 0] = 255
     expected = []
     for c in range(5):
         p, t = (predicted == c) & (labels != 255), labels == c
-        if (p | t).any():
-            expected.append((p & t).sum().item() / (p | t).sum().item())
+        expected.append((p & t).sum().item() / (p | t).sum().item())
     assert mean_iou(predicted, labels, 5) == pytest.approx(sum(expected) / len(expected))
     assert mean_iou(predicted.byte(), labels.byte(), 19) == pytest.approx(mean_iou(predicted, labels, 19))
-    assert mean_iou(labels.clamp(max=4), labels, 7) == 1.0  # classes that do not occur do not count
+    assert mean_iou(labels.clamp(max=4), labels, 7) == 1.0
 
 
-def test_dense_outcomes_have_an_iou(dense_model, dense_stream):
+def test_the_pixels_of_all_batches_count_alike(dense_model, dense_stream):
+    """The mean IoU is that of all pixels at once, not the mean over batches."""
     attack = quick(objective=medbn.attacks.IndiscriminateSegmentation())
-    summary = Summary.of(instant(make(dense_model, "tebn"), dense_stream, attack, [5]))
-    assert 0 <= summary.iou <= 1
-    assert 0 <= summary.iou_without <= 1
+    stream = [dense_stream[0], (dense_stream[1][0], dense_stream[1][1].clamp(max=3))]  # batches with other classes
+    outcomes = list(instant(make(dense_model, "tebn"), stream, attack, [5]))
+    summary = Summary.of(outcomes)
+    for logits, iou, error in (
+        ([o.attacked for o in outcomes], summary.iou, summary.error),
+        ([o.clean for o in outcomes], summary.iou_without, summary.error_without),
+    ):
+        predicted = torch.cat([one[:5].argmax(1) for one in logits])
+        labels = torch.cat([labels[:5] for _, labels in stream])
+        assert iou == pytest.approx(mean_iou(predicted, labels, 10))
+        assert error == pytest.approx((predicted != labels).double().mean().item())
     assert summary.batches == 2
+    assert math.isnan(summary.success_rate)
 
 
 # --- ensembles -------------------------------------------------------------------------------------------------------

@@ -19,6 +19,7 @@ from typing import Any, ClassVar, TypeVar
 from torch import Tensor
 
 from .._registry import Registry
+from ..confusion import confusion_matrix
 from ..methods import Adapter, predict_logits
 from ._batch import check_batch
 from .base import Attack, Malicious
@@ -48,6 +49,11 @@ class Outcome:
     def harm_without(self) -> float:
         """Return the same without the attack: 1 for a target whose clean prediction already is the target class."""
         return self.objective.harm(self.clean, self.labels, self.benign).item()
+
+    def confusion(self, logits: Tensor) -> Tensor:
+        """Return the confusion matrix of the benign images for dense logits, ``attacked`` or ``clean``."""
+        predicted, labels = (tensor[self.benign] for tensor in (logits.argmax(dim=1), self.labels))
+        return confusion_matrix(predicted, labels, logits.shape[1], self.objective.ignore)
 
 
 class Scenario(ABC):

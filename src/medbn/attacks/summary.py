@@ -2,27 +2,27 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-import torch
 from torch import Tensor
 
+from .. import confusion
+from ..confusion import IGNORE, confusion_matrix, pixel_accuracy
 from .scenarios import Outcome
 
 
-def mean_iou(predicted: Tensor, labels: Tensor, classes: int, ignore: int = 255) -> float:
-    """Return the mean intersection over union of the classes that occur, in labels or predictions.
+def mean_iou(predicted: Tensor, labels: Tensor, classes: int, ignore: int = IGNORE) -> float:
+    """Return the mean intersection over union of the classes that occur in the labels.
 
+    Predictions of other classes are errors. For several batches, sum up their matrices: see ``medbn.confusion``.
+
+    >>> import torch
     >>> mean_iou(torch.tensor([[0, 0, 1, 1]]), torch.tensor([[0, 0, 0, 1]]), classes=3)
     0.5833333333333333
     """
-    predicted, labels = predicted.long(), labels.long()
-    counts = labels != ignore
-    cells = labels[counts] * classes + predicted[counts]
-    table = torch.bincount(cells, minlength=classes**2).view(classes, classes).double()
-    union = table.sum(0) + table.sum(1) - table.diag()
-    return (table.diag() / union)[union > 0].mean().item()
+    return confusion.mean_iou(confusion_matrix(predicted, labels, classes, ignore))
 
 
 @dataclass
@@ -39,12 +39,13 @@ class Summary:
     """Hits that are not predicted so without attack: what the attack achieved."""
     batches: int = 0
     errors: list[float] = field(default_factory=list)
-    """The share of wrong predictions on benign images in each batch, under attack."""
+    """The share of wrong predictions, of images or of pixels, on benign images in each batch, under attack."""
     errors_without: list[float] = field(default_factory=list)
     """The same share without attack."""
-    ious: list[float] = field(default_factory=list)
-    """For dense outputs, the mean IoU on benign images in each batch, under attack."""
-    ious_without: list[float] = field(default_factory=list)
+    confusion: Tensor | None = None
+    """For dense outputs, the confusion matrix of the benign images of all batches, under attack."""
+    confusion_without: Tensor | None = None
+    """The same without attack."""
 
     @classmethod
     def of(cls, outcomes: Iterable[Outcome]) -> Summary:
@@ -63,15 +64,19 @@ class Summary:
             self.hits += hit
             self.already += already
             self.gained += hit and not already
+        if outcome.objective.dense:
+            self._add_pixels(outcome)
+            return
         labels = outcome.labels[outcome.benign]
-        ignore = outcome.objective.ignore
-        pairs = ((outcome.attacked, self.errors, self.ious), (outcome.clean, self.errors_without, self.ious_without))
-        for logits, errors, ious in pairs:
-            predicted = logits.argmax(dim=1)[outcome.benign]
-            wrong = predicted != labels
-            errors.append((wrong if ignore is None else wrong[labels != ignore]).float().mean().item())
-            if ignore is not None:
-                ious.append(mean_iou(predicted, labels, logits.shape[1], ignore))
+        for logits, errors in ((outcome.attacked, self.errors), (outcome.clean, self.errors_without)):
+            errors.append((logits.argmax(dim=1)[outcome.benign] != labels).float().mean().item())
+
+    def _add_pixels(self, outcome: Outcome) -> None:
+        attacked, clean = (outcome.confusion(logits) for logits in (outcome.attacked, outcome.clean))
+        self.errors.append(1 - pixel_accuracy(attacked))
+        self.errors_without.append(1 - pixel_accuracy(clean))
+        self.confusion = attacked if self.confusion is None else self.confusion + attacked
+        self.confusion_without = clean if self.confusion_without is None else self.confusion_without + clean
 
     @property
     def success_rate(self) -> float:
@@ -80,24 +85,26 @@ class Summary:
 
     @property
     def error(self) -> float:
-        """Return the error rate on benign images under attack, averaged over batches as in the paper."""
-        return _mean(self.errors)
+        """Return the error rate on benign images under attack: averaged over batches as in the paper; of all pixels."""
+        return _mean(self.errors) if self.confusion is None else 1 - pixel_accuracy(self.confusion)
 
     @property
     def error_without(self) -> float:
         """Return the error rate on the same images without attack."""
-        return _mean(self.errors_without)
+        return (
+            _mean(self.errors_without) if self.confusion_without is None else 1 - pixel_accuracy(self.confusion_without)
+        )
 
     @property
     def iou(self) -> float:
-        """Return the mean IoU on benign images under attack; NaN unless outputs are dense."""
-        return _mean(self.ious)
+        """Return the mean IoU on the benign images of all batches under attack; NaN unless outputs are dense."""
+        return math.nan if self.confusion is None else confusion.mean_iou(self.confusion)
 
     @property
     def iou_without(self) -> float:
         """Return the mean IoU on the same images without attack."""
-        return _mean(self.ious_without)
+        return math.nan if self.confusion_without is None else confusion.mean_iou(self.confusion_without)
 
 
 def _mean(values: list[float]) -> float:
-    return sum(values) / len(values) if values else float("nan")
+    return sum(values) / len(values) if values else math.nan
