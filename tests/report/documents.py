@@ -160,19 +160,35 @@ def demo() -> Document:
         ],
         "16 × 16 pixels, enlarged without smoothing.",
     )
+    classes = {"road": (128, 64, 128), "sky": (70, 130, 180), "car": (0, 0, 142)}
+    streets = Gallery(
+        "Segmentation",
+        [("As they came", [Picture(png(7), "An image"), Picture(png(8), "Its labels", "truth", (0.25, 0.75))])],
+        large=True,
+        legend=classes,
+    )
+    classwise = Heatmap(
+        "IoU by class",
+        "The IoU of each class.",
+        list(ERRORS),
+        list(classes),
+        [[measured(value) for value in line] for line in ERRORS.values()],
+        low_is_worse=True,
+        colours=classes,
+    )
     sections = [
         Section(
             "Which defence holds", [headline, methods], "40 crafted images of 200 double the error of `BatchNorm`."
         ),
         Section(
             "Per corruption",
-            [_heatmap("no attack", 0), _heatmap("exact attack", 1)],
+            [_heatmap("no attack", 0), _heatmap("exact attack", 1), classwise],
             "The damage is nearly the same on all fifteen corruptions.",
         ),
         Section("Frontier", [frontier], "Being safe costs nothing here: the robust defence is also the most accurate."),
         Section("Ablation", [ablation], "How many malicious images it takes."),
         Section("Beside the paper", [paper], "Our numbers and those the paper printed."),
-        Section("Examples", [gallery], "What an attacker sends."),
+        Section("Examples", [gallery, streets], "What an attacker sends."),
         Section(
             "Repeat it",
             [

@@ -9,6 +9,9 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
+Colour = tuple[int, int, int]
+"""Red, green and blue, from 0 to 255."""
+
 
 @dataclass(frozen=True)
 class Measure:
@@ -56,6 +59,10 @@ class Heatmap:
     low: float = 0.0
     high: float = 100.0
     caption: str = ""
+    low_is_worse: bool = False
+    """Whether low numbers get the strong colours, as of an IoU; without it high ones do, as of an error."""
+    colours: Mapping[str, Colour] = field(default_factory=dict)
+    """Colours to show beside the names of columns, for instance those of classes."""
 
 
 @dataclass(frozen=True)
@@ -109,15 +116,21 @@ class Picture:
     png: bytes
     alt: str
     caption: str = ""
+    marked: tuple[float, float] | None = None
+    """A place to mark with a ring, for instance a targeted pixel: shares of the width and of the height."""
 
 
 @dataclass(frozen=True)
 class Gallery:
-    """Rows of small images, each row with a label."""
+    """Rows of images, each row with a label."""
 
     title: str
     rows: Sequence[tuple[str, Sequence[Picture]]]
     caption: str = ""
+    large: bool = False
+    """Whether the images are too rich in detail to be shown small, as streets are."""
+    legend: Mapping[str, Colour] = field(default_factory=dict)
+    """The classes of label maps with their colours."""
 
 
 @dataclass(frozen=True)

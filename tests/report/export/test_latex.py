@@ -24,7 +24,7 @@ def test_there_are_tables_alone() -> None:
     source = _without_comments(latex(demo()))
     outside = re.sub(r"\\begin\{table\}.*?\\end\{table\}", "", source, flags=re.DOTALL)
     assert outside.strip() == ""
-    assert source.count(r"\begin{table}") == source.count(r"\toprule") == source.count(r"\bottomrule") == 7
+    assert source.count(r"\begin{table}") == source.count(r"\toprule") == source.count(r"\bottomrule") == 8
 
 
 @pytest.mark.parametrize("make", BOTH)

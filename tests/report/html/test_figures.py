@@ -8,8 +8,8 @@ from xml.etree import ElementTree
 import pytest
 
 from medbn.report import FORMATS, Document
-from medbn.report.document import Measure, Point, Scatter, Section
-from tests.report.documents import measured
+from medbn.report.document import Gallery, Heatmap, Measure, Picture, Point, Scatter, Section
+from tests.report.documents import measured, png
 
 pytest.importorskip("jinja2")
 from medbn.report.html.palette import STEPS, heat_css
@@ -79,3 +79,34 @@ def test_points_that_differ_by_rounding_alone_can_be_drawn() -> None:
     points = [Point(str(y), "a", Measure(x), Measure(y)) for x, y in ((10.0, 20.0), (9.999999999999998, 30.0))]
     page = FORMATS.get("html").write(Document("t", "", [Section("s", [Scatter("t", "", "x", "y", points)])]))
     assert page.count('<path class="mark"') >= 2
+
+
+def _grounds(low_is_worse: bool) -> list[int]:
+    values = [[Measure(0.0), Measure(50.0), Measure(100.0)]]
+    part = Heatmap("t", "", ["row"], ["a", "b", "c"], values, low_is_worse=low_is_worse)
+    page = FORMATS.get("html").write(Document("t", "", [Section("s", [part])]))
+    return [int(step) for step in re.findall(r'<td class="h(\d+)"', page)]
+
+
+def test_strong_colours_are_at_the_worse_end_of_a_heat_map() -> None:
+    assert _grounds(low_is_worse=False) == [0, STEPS // 2, STEPS]
+    assert _grounds(low_is_worse=True) == [STEPS, STEPS // 2, 0]
+
+
+def test_classes_have_their_colours_in_legends_and_headings() -> None:
+    colours = {"road": (128, 64, 128), "<sky>": (70, 130, 180)}
+    heat = Heatmap("t", "", ["row"], list(colours), [[Measure(1.0), Measure(2.0)]], colours=colours)
+    strip = Gallery("t", [("row", [Picture(png(0), "alt")])], legend=colours)
+    page = FORMATS.get("html").write(Document("t", "", [Section("s", [heat, strip])]))
+    assert re.findall(r'"chip" style="background:rgb\(([\d ]+)\)"', page) == 2 * ["128 64 128", "70 130 180"]
+    assert page.count("&lt;sky&gt;") >= 2
+    with pytest.raises((ValueError, TypeError)):
+        FORMATS.get("html").write(
+            Document("t", "", [Section("s", [Gallery("t", strip.rows, legend={"x": ("0);color:red", 0, 0)})])])  # type: ignore[dict-item]
+        )
+
+
+def test_a_place_of_a_picture_is_marked_at_its_share_of_the_width_and_height() -> None:
+    part = Gallery("t", [("row", [Picture(png(0), "alt", marked=(0.25, 0.75)), Picture(png(1), "alt")])])
+    page = FORMATS.get("html").write(Document("t", "", [Section("s", [part])]))
+    assert re.findall(r'<i style="([^"]*)"', page) == ["left:25.00%;top:75.00%"]

@@ -25,7 +25,7 @@ def _environment() -> Environment:
     environment = Environment(
         loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
-    environment.filters |= {"inline": inline, "paragraphs": split_paragraphs}
+    environment.filters |= {"chip": chip, "inline": inline, "paragraphs": split_paragraphs}
     return environment
 
 
@@ -38,6 +38,12 @@ def inline(text: str) -> Markup:
 def breakable(text: str) -> Markup:
     """Return a line of text that may break after underscores, so that ``gaussian_noise`` fits a narrow column."""
     return inline(text).replace("_", Markup("_<wbr>"))
+
+
+def chip(colour: tuple[int, int, int]) -> Markup:
+    """Return a small field of a colour, for a legend. Whatever a document has there, only numbers are written."""
+    red, green, blue = (int(channel) for channel in colour)
+    return element("i", "", class_="chip", style=f"background:rgb({red} {green} {blue})")
 
 
 def element(tag: str, *children: str, **attributes: str | int | float | None) -> Markup:

@@ -120,8 +120,11 @@ def _heat(stops: tuple[str, ...], share: float) -> tuple[str, str]:
 
 
 def heat_class(value: float, low: float, high: float) -> str:
-    """Return the class of a heat map's cell; values beyond the ends of the scale have the colours of the ends."""
-    share = (value - low) / (high - low) if high > low else 0.0
+    """Return the class of a heat map's cell; values beyond the ends of the scale have the colours of the ends.
+
+    The strong colours are at ``high``, which may be the smaller number.
+    """
+    share = (value - low) / (high - low) if high != low else 0.0
     return f"h{round(min(max(share, 0.0), 1.0) * STEPS)}"
 
 

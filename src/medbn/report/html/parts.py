@@ -30,7 +30,7 @@ def _body(part: Table | Heatmap | Scatter | Curves | Gallery | Facts, palette: P
         return render("facts.html", part=part)
     if isinstance(part, Gallery):
         rows = [(label, pictures) for label, pictures in part.rows if pictures]
-        return render("gallery.html", rows=rows, caption=part.caption, base64=_base64)
+        return render("gallery.html", part=part, rows=rows, base64=_base64)
     if isinstance(part, Heatmap):
         kind, drawing = "heatmap", render_heatmap(part, palette)
     else:

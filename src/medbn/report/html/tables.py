@@ -136,5 +136,6 @@ def _heat_cell(value: Measure | None, part: Heatmap) -> _Cell:
     number = finite_number(value)
     if value is None or number is None:
         return _Cell("value", "", title="" if value is None else tooltip(value))
-    style = heat_class(number, part.low, part.high)
+    ends = (part.high, part.low) if part.low_is_worse else (part.low, part.high)
+    style = heat_class(number, *ends)
     return _Cell("value", format_percent(number), style=style, title=tooltip(value))
