@@ -158,6 +158,23 @@ def test_a_wide_table_scrolls_in_its_own_box_on_a_phone(browser: Any, pages: dic
     assert inside > 40 * len(CORRUPTIONS) > outside
 
 
+@pytest.mark.parametrize("name", ["demo", "measured"])
+def test_rows_are_cards_where_a_table_would_be_cut_off(browser: Any, pages: dict[str, Path], name: str) -> None:
+    script = """
+        document.querySelectorAll('details').forEach((d) => (d.open = true));
+        dispatchEvent(new Event('resize'));
+        const label = (t) => getComputedStyle(t.querySelector('td'), '::before').content;
+        return [...document.querySelectorAll('table.sortable')].map((t) =>
+            [t.classList.contains('cards'), t.parentElement.scrollWidth - t.parentElement.clientWidth, label(t)])"""
+    _open(browser, pages[name], "phone")
+    tables = browser.execute_script(script)
+    assert any(cards for cards, _, _ in tables)
+    assert all(excess <= 0 for _, excess, _ in tables)
+    assert all(label.strip('"') not in ("", "none") for cards, _, label in tables if cards)
+    _open(browser, pages[name], "screen")
+    assert not any(cards for cards, _, _ in browser.execute_script(script))
+
+
 def test_one_drawing_of_each_figure_is_shown_and_its_letters_are_readable(browser: Any, pages: dict[str, Path]) -> None:
     for size, kind in (("screen", "wide"), ("phone", "narrow")):
         _open(browser, pages["demo"], size)

@@ -41,6 +41,20 @@
     });
   }
 
+  // Cards: on a phone, a table that would be cut off shows each row as a card.
+  const tables = [...document.querySelectorAll("table.sortable")];
+  const fit = (table) => {
+    table.classList.remove("cards");
+    const box = table.parentElement;
+    if (innerWidth <= 640 && box.scrollWidth > box.clientWidth) table.classList.add("cards");
+  };
+  const fitAll = () => tables.forEach(fit);
+  addEventListener("resize", fitAll);
+  for (const details of document.querySelectorAll("details")) {
+    details.addEventListener("toggle", () => details.querySelectorAll("table.sortable").forEach(fit));
+  }
+  fitAll();
+
   // Copying: a page from a file may not use the clipboard; then the text is selected instead.
   for (const button of document.querySelectorAll("button.copy")) {
     const code = button.parentElement.querySelector("code");

@@ -27,8 +27,9 @@ _UPRIGHT = 8
 
 @dataclass(frozen=True)
 class _Column:
-    """A column: its heading, whether it has labels or text alone, and the decimals of its numbers."""
+    """A column: its name, its heading, whether it has labels or text alone, and the decimals of its numbers."""
 
+    name: str
     heading: Markup
     label: bool
     text: bool
@@ -84,7 +85,7 @@ def render_table(table: Table, palette: Palette, large: bool = False) -> Markup:
 
 def _column(heading: str, values: list[Value], label: bool, palette: Palette) -> _Column:
     text = any(isinstance(value, str) for value in values) and all(isinstance(value, str | None) for value in values)
-    return _Column(_heading(heading, palette), label, text, decimal_places(values))
+    return _Column(heading, _heading(heading, palette), label, text, decimal_places(values))
 
 
 def _heading(text: str, palette: Palette) -> Markup:
