@@ -15,7 +15,7 @@ help: ## show this list
 
 $(READY): pyproject.toml constraints.txt setup.py $(wildcard src/medbn/kernels/c/*.[ch])
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable ".[bench,dev]"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable ".[bench,dev,figures]"
 	@touch $@
 
 install: $(READY) ## create .venv with medbn and the development tools

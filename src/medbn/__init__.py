@@ -28,7 +28,7 @@ from .layers import (
 from .methods import adapt
 
 if TYPE_CHECKING:
-    from . import bench, data, models, report, training
+    from . import analysis, bench, data, models, report, training
 
 __all__ = [
     "MedBatchNorm1d",
@@ -40,6 +40,7 @@ __all__ = [
     "RobustBatchNorm3d",
     "__version__",
     "adapt",
+    "analysis",
     "attacks",
     "backward_through",
     "bench",
@@ -64,6 +65,6 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     # Imported on first use: they take long to import, and some need optional packages.
-    if name in ("bench", "data", "models", "report", "training"):
+    if name in ("analysis", "bench", "data", "models", "report", "training"):
         return importlib.import_module(f"{__name__}.{name}")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

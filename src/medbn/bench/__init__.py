@@ -8,9 +8,11 @@ from medbn import bench
 
 from . import intervals, published, recipe_file, recipes, results, time_estimate
 from .cell import Attack, Cell, Setting, effective_attack
+from .cell_stream import in_memory_format, make_adapter
 from .events import Event
 from .executors import Executor, InProcess, Processes
 from .intervals import Interval
+from .loading import LoadedCell, load_cell
 from .place import Place, deterministic, machine_facts
 from .recipe import AXES, DEFENCES, DIGITS, SWEEPS, Recipe
 from .requirements import (
@@ -24,6 +26,7 @@ from .results import Result, Results
 from .runner import run
 from .store import LostClaimError, Store
 from .store_format import StoreError
+from .user_modules import import_modules
 
 __all__ = [
     "AXES",
@@ -36,6 +39,7 @@ __all__ = [
     "Executor",
     "InProcess",
     "Interval",
+    "LoadedCell",
     "LostClaimError",
     "MissingError",
     "Place",
@@ -49,8 +53,12 @@ __all__ = [
     "check_requirements",
     "deterministic",
     "effective_attack",
+    "import_modules",
+    "in_memory_format",
     "intervals",
+    "load_cell",
     "machine_facts",
+    "make_adapter",
     "missing_requirements",
     "published",
     "recipe_file",

@@ -54,7 +54,7 @@ def run_cell(cell: Cell, store: Store, place: Place, batches: int | None = None,
         source = loaded.dataset.batches(
             cell.setting.batch_size, device=place.device, first=done, limit=loaded.batches - done, drop_last=True
         )
-        for number, (images, labels) in enumerate(_in_memory_format(source), start=done):
+        for number, (images, labels) in enumerate(in_memory_format(source), start=done):
             began = time.perf_counter()
             metrics, pictures = stream.step(images, labels, number)
             metrics["device"] = facts["device"]
@@ -134,7 +134,7 @@ def make_adapter(loaded: LoadedCell, device: str, source_batches: int | None = N
         samples = {**methods.options(cell.method, cell.setting.preset), **options}.get("fisher_samples")
         needed = None if samples is None else -(-int(samples) // cell.setting.batch_size)
         clean = loaded.clean.batches(cell.setting.batch_size, device=device, limit=source_batches or needed)
-        options["source"] = _in_memory_format(clean)
+        options["source"] = in_memory_format(clean)
     return methods.adapt(
         loaded.model,
         cell.method,
@@ -146,7 +146,7 @@ def make_adapter(loaded: LoadedCell, device: str, source_batches: int | None = N
     )
 
 
-def _in_memory_format(batches: Iterable[tuple[Tensor, Tensor]]) -> Iterator[tuple[Tensor, Tensor]]:
+def in_memory_format(batches: Iterable[tuple[Tensor, Tensor]]) -> Iterator[tuple[Tensor, Tensor]]:
     """Yield batches in channels_last on a GPU, where convolutions are fastest so, and unchanged on a CPU."""
     for images, labels in batches:
         channels_last = images.is_cuda and images.dim() == 4

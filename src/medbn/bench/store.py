@@ -196,6 +196,7 @@ class Store(StoreFile):
                     "UPDATE cells SET state = NULL, state_checksum = NULL,"
                     " host = NULL, pid = NULL, born = NULL, until = NULL"
                 )
+                db.execute("DROP TABLE IF EXISTS poisoned")
             copy.connection.execute("VACUUM")
 
     # --- runs ---------------------------------------------------------------------------------------------------------

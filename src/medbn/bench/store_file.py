@@ -10,7 +10,17 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from .store_format import CHECKED, StoreError, add_checksums, check_header, check_schema, checksum, create_tables
+from .store_format import (
+    ADDED,
+    ADDED_SCHEMA,
+    CHECKED,
+    StoreError,
+    add_checksums,
+    check_header,
+    check_schema,
+    checksum,
+    create_tables,
+)
 
 
 class StoreFile:
@@ -108,8 +118,10 @@ class StoreFile:
             raise StoreError(f"cannot write to {self.path}: {error}. Finished batches are stored.") from error
 
     def insert(self, table: str, *values: Any, replace: bool = False) -> None:
-        """Insert a row of the columns ``CHECKED[table]`` with its checksum, within a transaction."""
-        columns = CHECKED[table]
+        """Insert a row of the columns that its checksum covers, within a transaction."""
+        if table in ADDED:
+            self.connection.execute(ADDED_SCHEMA[table])
+        columns = (CHECKED | ADDED)[table]
         self.connection.execute(
             f"INSERT {'OR REPLACE ' if replace else ''}INTO {table} ({', '.join(columns)}, checksum)"
             f" VALUES ({', '.join('?' * len(columns))}, ?)",
@@ -117,15 +129,17 @@ class StoreFile:
         )
 
     def rows(self, table: str, where: str = "", values: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
-        """Return rows with the columns ``CHECKED[table]``; a StoreError if a checksum is wrong.
+        """Return rows with the columns that the checksum covers; a StoreError if a checksum is wrong.
 
         Args:
             table: its name.
             where: the rest of the query, from WHERE or ORDER BY on.
             values: of its placeholders.
         """
+        if table in ADDED and not self.query("SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = ?", (table,)):
+            return []
         checked = self.has_checksums
-        columns = ", ".join(CHECKED[table]) + (", checksum" if checked else "")
+        columns = ", ".join((CHECKED | ADDED)[table]) + (", checksum" if checked else "")
         rows = self.query(f"SELECT {columns} FROM {table} {where}", values)
         if checked:
             for row in rows:

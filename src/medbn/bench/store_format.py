@@ -49,6 +49,25 @@ CHECKED = {
 cell has its own, which also covers the number of batches."""
 
 
+ADDED = {
+    "figures": ("key", "name", "numbers", "settings", "command", "facts", "seconds"),
+    "poisoned": ("key", "number", "images", "cell", "facts", "seconds"),
+}
+"""Tables that a store gets when something is put into them, with the columns that a row's checksum covers: the numbers
+of the paper's figures, and the malicious images from which they are computed."""
+
+ADDED_SCHEMA = {
+    "figures": """CREATE TABLE IF NOT EXISTS figures (
+        key TEXT PRIMARY KEY, name TEXT NOT NULL, numbers TEXT NOT NULL, settings TEXT NOT NULL,
+        command TEXT NOT NULL, facts TEXT NOT NULL, seconds REAL NOT NULL, checksum BLOB
+    )""",
+    "poisoned": """CREATE TABLE IF NOT EXISTS poisoned (
+        key TEXT NOT NULL, number INTEGER NOT NULL, images BLOB NOT NULL, cell TEXT NOT NULL, facts TEXT NOT NULL,
+        seconds REAL NOT NULL, checksum BLOB, PRIMARY KEY (key, number)
+    )""",
+}
+
+
 class StoreError(ValueError):
     """The file is not a store of medbn, or cannot be used."""
 
@@ -106,13 +125,17 @@ def check_schema(connection: sqlite3.Connection) -> None:
     """Raise a ValueError unless an open store has the tables of a store, and no views or triggers, which run code."""
     expected = sqlite3.connect(":memory:")
     create_tables(expected)
+    for statement in ADDED_SCHEMA.values():
+        expected.execute(statement)
     for kind, name in connection.execute("SELECT type, name FROM sqlite_master").fetchall():
         if kind in ("view", "trigger"):
             raise ValueError(f"it has the {kind} {name!r}, which no store has")
-    for table in CHECKED:
+    for table in (*CHECKED, *ADDED):
         columns, own = (
             [row[1:4] for row in db.execute(f"PRAGMA table_xinfo({table})").fetchall()] for db in (connection, expected)
         )
+        if table in ADDED and not columns:
+            continue
         if columns != own and columns != [row for row in own if not row[0].endswith("checksum")]:
             raise ValueError(f"table {table!r} is missing or has other columns")
     expected.close()

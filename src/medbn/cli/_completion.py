@@ -64,6 +64,13 @@ def format_names() -> list[str]:
     return report.FORMATS.available()
 
 
+def figure_names() -> list[str]:
+    """Return the figures of ``medbn figure``."""
+    from .. import analysis
+
+    return [*analysis.available(), "all"]
+
+
 def speed_parts() -> list[str]:
     """Return the parts of ``medbn speed``."""
     from .. import speed

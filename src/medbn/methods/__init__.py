@@ -10,6 +10,7 @@ import pkgutil
 from ._adapt import adapt
 from ._call import Inputs, Predictions, extract_logits, mean_over, predict_logits
 from ._registry import PRESETS, available, get, options, register, unregister
+from ._stages import group_stages
 from ._surrogate import Surrogate
 from .base import Adapter
 from .learner import Learner
@@ -28,6 +29,7 @@ __all__ = [
     "available",
     "extract_logits",
     "get",
+    "group_stages",
     "mean_over",
     "options",
     "predict_logits",

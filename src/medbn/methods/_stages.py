@@ -27,7 +27,7 @@ def last_stage(model: nn.Module, layers: dict[str, RobustBatchNorm], frozen: str
     names = list(layers)
     if frozen is not None:
         return _match(names, [frozen] if isinstance(frozen, str) else list(frozen))
-    stages = _stages(names)
+    stages = group_stages(names)
     if stages:
         return set(names[names.index(stages[-1][0]) :])
     count = max(1, len(names) // 4) if len(names) > 1 else 0
@@ -55,7 +55,7 @@ def _match(names: list[str], patterns: list[str]) -> set[str]:
     return matches
 
 
-def _stages(names: list[str]) -> list[list[str]]:
+def group_stages(names: list[str]) -> list[list[str]]:
     """Return the layers' names by stage, at the first level with several stages; an empty list if there is none."""
     depth = 0
     while True:

@@ -1,0 +1,90 @@
+"""The figures by their names. Each is a file of this folder: a function that measures, and one that draws."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from .._registry import Registry
+from ..bench import deterministic, machine_facts
+from ..data import digest
+from .cache import read_numbers, write_numbers
+from .experiment import Experiment
+from .numbers import Numbers
+
+if TYPE_CHECKING:
+    from matplotlib.figure import FigureBase
+
+    from .theme import Theme
+
+
+@dataclass(frozen=True)
+class Figure:
+    """How one figure is measured and drawn.
+
+    Args:
+        title: what it shows, in a few words.
+        paper: the figure's number in the paper, ``"5, 6"``, or ``"ours"``.
+        measure: returns its numbers. It needs torch and numpy alone.
+        draw: draws numbers into an empty figure of matplotlib, or into a part of one.
+        caption: returns the caption: what is shown, with sample sizes, model and attack.
+        size: width and height in inches for these numbers.
+        version: of the numbers; raise it when they change, so that stored ones are measured again.
+        on_data: False for a figure that needs no data and no model.
+    """
+
+    title: str
+    paper: str
+    measure: Callable[[Experiment], Numbers]
+    draw: Callable[[Numbers, FigureBase, Theme], None]
+    caption: Callable[[Numbers], str]
+    size: Callable[[Numbers], tuple[float, float]]
+    version: int = 1
+    on_data: bool = True
+
+
+_registry = Registry[Figure]("figure")
+
+available = _registry.available
+get = _registry.get
+register = _registry.register
+unregister = _registry.unregister
+
+
+def measure(name: str, experiment: Experiment | None = None) -> Numbers:
+    """Return the numbers of a figure, from the store of the experiment if it has them, and else measure them.
+
+    >>> from medbn import analysis
+    >>> numbers = analysis.measure("illustration")
+    >>> numbers.columns
+    ['value', 'estimator', 'centre', 'shift']
+    """
+    figure, experiment = get(name), experiment or Experiment()
+    key = numbers_key(name, experiment)
+    stored = read_numbers(experiment.store, key) if experiment.store else None
+    if stored is not None:
+        return stored
+    began = time.perf_counter()
+    with deterministic(experiment.place):
+        numbers = figure.measure(experiment)
+    numbers = replace(
+        numbers,
+        command=experiment.command,
+        machine=machine_facts(experiment.place),
+        seconds=round(time.perf_counter() - began, 1),
+    )
+    if experiment.store is not None:
+        write_numbers(experiment.store, key, numbers)
+    return numbers
+
+
+def numbers_key(name: str, experiment: Experiment) -> str:
+    """Return a hash of everything that the numbers of a figure depend on."""
+    figure = get(name)
+    settings = json.dumps(experiment.settings.describe(), sort_keys=True)
+    shown = experiment.settings.estimators if figure.on_data else ()
+    cells = [experiment.load(experiment.cell(estimator)).key for estimator in shown]
+    return digest(name, str(figure.version), settings, *cells)

@@ -1,0 +1,114 @@
+"""Write figures as SVG, PDF or PNG files with matplotlib, one by one or on a contact sheet."""
+
+from __future__ import annotations
+
+import io
+import textwrap
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from .._errors import unknown_name
+from . import registry
+from .numbers import Numbers
+from .theme import PAGE, Theme, get_theme
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure, FigureBase
+
+FORMATS = ("svg", "pdf", "png")
+RESOLUTION = 200
+"""Dots per inch of PNG files."""
+CAPTION_SIZE = 6.5
+"""Font size of captions, in points."""
+
+
+def check_format(form: str, theme: str = "light") -> None:
+    """Raise a ValueError unless figures can be written in this format and theme."""
+    if form not in FORMATS:
+        raise unknown_name("format of figures", form, FORMATS)
+    get_theme(theme)
+
+
+def check_drawing() -> None:
+    """Raise an ImportError that names the extra if figures cannot be drawn here."""
+    try:
+        import matplotlib  # noqa: F401
+        import sklearn  # noqa: F401
+    except ImportError as error:
+        raise ImportError(
+            f"drawing a figure needs {error.name}: pip install 'medbn[figures]'. The numbers alone do not: --json FILE."
+        ) from None
+
+
+def render(numbers: Numbers, form: str = "svg", theme: str = "light", *, caption: bool = True) -> bytes:
+    """Return a figure as the bytes of a file.
+
+    Args:
+        numbers: of the figure.
+        form: ``"svg"``, ``"pdf"`` or ``"png"``.
+        theme: ``"light"`` or ``"dark"``.
+        caption: write the caption below the figure.
+    """
+    look = get_theme(theme)
+    with _open_figure(look, form) as figure:
+        width, height = registry.get(numbers.figure).size(numbers)
+        height += _caption_height(numbers, width) if caption else 0.0
+        figure.set_size_inches(width, height)
+        draw(numbers, figure, look, caption_width=width if caption else None)
+        return _save(figure, form)
+
+
+def contact_sheet(figures: Sequence[Numbers], form: str = "svg", theme: str = "light") -> bytes:
+    """Return all figures on one sheet, one below the other, as the bytes of a file."""
+    look = get_theme(theme)
+    sizes = [registry.get(numbers.figure).size(numbers) for numbers in figures]
+    width = max([PAGE, *(size[0] for size in sizes)])
+    heights = [size[1] + _caption_height(n, width) + 0.45 for n, size in zip(figures, sizes, strict=True)]
+    with _open_figure(look, form) as figure:
+        figure.set_size_inches(width, sum(heights))
+        parts = figure.subfigures(len(figures), 1, height_ratios=heights, squeeze=False)[:, 0]
+        for numbers, part in zip(figures, parts, strict=True):
+            entry = registry.get(numbers.figure)
+            where = "ours" if entry.paper == "ours" else f"figure {entry.paper} of the paper"
+            part.suptitle(f"{numbers.figure}: {entry.title} ({where})", x=0.01, ha="left", fontsize=9, weight="bold")
+            draw(numbers, part, look, caption_width=width)
+        return _save(figure, form)
+
+
+def draw(numbers: Numbers, canvas: FigureBase, theme: Theme, caption_width: float | None = None) -> None:
+    """Draw numbers into an empty figure, with a caption that is wrapped at a width in inches, or without one."""
+    entry = registry.get(numbers.figure)
+    entry.draw(numbers, canvas, theme)
+    if caption_width:
+        text = "\n".join(_wrap(entry.caption(numbers), caption_width))
+        canvas.supxlabel(text, x=0.01, ha="left", fontsize=CAPTION_SIZE)
+
+
+def _caption_height(numbers: Numbers, width: float) -> float:
+    lines = len(_wrap(registry.get(numbers.figure).caption(numbers), width))
+    return (lines * 1.25 + 0.6) * CAPTION_SIZE / 72
+
+
+def _wrap(text: str, width: float) -> list[str]:
+    """Return the lines of a text in the font of captions, whose letters are about half as wide as they are high."""
+    return textwrap.wrap(text, max(20, int(width * 72 / CAPTION_SIZE / 0.54)))
+
+
+@contextmanager
+def _open_figure(theme: Theme, form: str) -> Iterator[Figure]:
+    check_format(form)
+    check_drawing()
+    from matplotlib import rc_context
+    from matplotlib.figure import Figure
+
+    with rc_context(theme.options()):
+        yield Figure(layout="constrained")
+
+
+def _save(figure: Figure, form: str) -> bytes:
+    file = io.BytesIO()
+    # Without the date, the same numbers give the same file.
+    metadata = {"svg": {"Date": None}, "pdf": {"CreationDate": None}, "png": {}}[form]
+    figure.savefig(file, format=form, dpi=RESOLUTION, metadata=metadata)
+    return file.getvalue()

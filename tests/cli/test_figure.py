@@ -1,0 +1,78 @@
+"""``medbn figure``: files, numbers, and errors of one line before anything is measured."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from medbn import analysis, cli
+
+QUICK = ["--batch-size", "40", "--steps", "2", "--corruptions", "contrast", "--quiet"]
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_the_list_names_every_figure(capsys):
+    assert cli.main(["figure", "list"]) == 0
+    lines = capsys.readouterr().out.splitlines()[1:]
+    assert [line.split()[0] for line in lines] == analysis.available()
+
+
+def test_numbers_alone_need_no_drawing(folder, capsys, monkeypatch):
+    monkeypatch.setitem(__import__("sys").modules, "matplotlib", None)
+    assert cli.main(["figure", "shift", *QUICK, "--json", "a.json", "--csv", "a.csv"]) == 0
+    assert capsys.readouterr().out.split() == ["a.json", "a.csv"]
+    values = json.loads((folder / "a.json").read_text(encoding="utf-8"))
+    assert values["settings"]["batch_size"] == 40
+    assert values["settings"]["malicious"] == 8
+    assert len((folder / "a.csv").read_text(encoding="utf-8").splitlines()) == len(values["rows"]) + 1
+    assert not list(folder.glob("*.svg"))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "file", "start"),
+    [
+        ([], "shift.svg", b"<?xml"),
+        (["--format", "pdf"], "shift.pdf", b"%PDF"),
+        (["--out", "x.png"], "x.png", b"\x89PNG"),
+    ],
+)
+def test_a_figure_is_written_in_each_format(folder, arguments, file, start):
+    pytest.importorskip("matplotlib")
+    pytest.importorskip("sklearn")
+    assert cli.main(["figure", "shift", *QUICK, *arguments]) == 0
+    assert (folder / file).read_bytes().startswith(start)
+
+
+def test_the_same_numbers_give_the_same_file(folder):
+    """SVG files have no date and no random names."""
+    pytest.importorskip("matplotlib")
+    pytest.importorskip("sklearn")
+    for name in ("a.svg", "b.svg"):
+        assert cli.main(["figure", "shift", *QUICK, "--out", name]) == 0
+    assert (folder / "a.svg").read_bytes() == (folder / "b.svg").read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["shfit"], ["shfit", "'shift'"]),
+        (["shift", "--theme", "blue"], ["blue", "dark", "light"]),
+        (["shift", "--format", "gif"], ["gif", "svg"]),
+        (["shift", "--out", "nowhere/x.svg"], ["nowhere"]),
+        (["shift", "--data", "photos/"], ["--model"]),
+        (["shift", "--data", "cifar10-c", "--root", "empty"], ["cifar10-c", "medbn data"]),
+        (["shift", "--estimators", "middle"], ["middle", "median"]),
+        (["shift", "--epsilons", "8/0"], ["8/0"]),
+        (["shift", "--layers", "some"], ["some", "stages"]),
+        (["all", "--json", "x.json"], ["--json"]),
+    ],
+)
+def test_wrong_arguments_are_one_line(refusal, arguments, words):
+    printed = refusal(["figure", *arguments, "--quiet"])
+    assert all(word in printed for word in words)
