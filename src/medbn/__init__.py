@@ -12,7 +12,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from . import attacks, estimators, functional, gradients, hooks, kernels, medians, methods, policies
+from . import attacks, estimators, functional, gradients, hooks, kernels, medians, methods, monitor, policies
 from ._version import __version__
 from .convert import convert, register_tail, revert
 from .hooks import backward_through, observe
@@ -26,6 +26,7 @@ from .layers import (
     RobustBatchNorm3d,
 )
 from .methods import adapt
+from .monitor import Monitor
 
 if TYPE_CHECKING:
     from . import analysis, bench, data, models, report, training
@@ -34,6 +35,7 @@ __all__ = [
     "MedBatchNorm1d",
     "MedBatchNorm2d",
     "MedBatchNorm3d",
+    "Monitor",
     "RobustBatchNorm",
     "RobustBatchNorm1d",
     "RobustBatchNorm2d",
@@ -54,6 +56,7 @@ __all__ = [
     "medians",
     "methods",
     "models",
+    "monitor",
     "observe",
     "policies",
     "register_tail",

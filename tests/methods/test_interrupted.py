@@ -43,9 +43,10 @@ def run_until(line, function):
         return False
 
     def takes_lock(frame):
-        # CPython runs no signal handler between the end of such a block and the release of its lock; a trace does.
+        # CPython runs no signal handler between the end of such a block and the release of its lock, nor at the line of
+        # a `try`, which does nothing; a trace does.
         text = linecache.getline(frame.f_code.co_filename, frame.f_lineno).strip()
-        return text in ("with self.lock.held:", "with _temporary_lock:")
+        return text in ("with self.lock.held:", "with _temporary_lock:", "try:")
 
     sys.settrace(trace)
     try:

@@ -37,6 +37,8 @@ class Stateful(nn.Module):
         self.memory: dict[str, Any] = {}
         self.generator = torch.Generator().manual_seed(seed)
         self.source_state: dict[str, Any] = {}
+        self.resets = 0
+        """How often ``reset`` was called; no part of the state."""
         self.lock = Lock()
         self._journal: Journal | None = None
         self._loaded_state: dict[str, Any] | None = None
@@ -156,6 +158,7 @@ class Stateful(nn.Module):
     def reset(self) -> None:
         """Return to the source model."""
         self.restore(self.source_state)
+        self.resets += 1
 
     def get_extra_state(self) -> dict[str, Any]:
         """Return what adapts beside the model's own state, and the source model; loads with ``weights_only=True``."""

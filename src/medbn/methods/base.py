@@ -126,6 +126,8 @@ class Adapter(Stateful):
         self.logits = logits
         self.predict = predict
         self.graph = graph
+        self.paused = False
+        """Set it to serve without adapting: calls predict with the state as it is. No part of the state."""
         self._policies: dict[str, Policy] = {}
         self._policies_changed = False
         self._graphs = ForwardGraphs()
@@ -238,7 +240,7 @@ class Adapter(Stateful):
         return self.run_alone(super().__call__, *args, **kwargs)
 
     def forward(self, *args: Any, valid: Tensor | None = None, **kwargs: Any) -> Any:
-        """Predict and adapt, once; return what the model returns.
+        """Predict and, unless it is paused, adapt, once; return what the model returns.
 
         ``valid`` is a ``(B,)`` mask of the images that are not padding: only those take part in statistics, losses and
         memory.
@@ -254,6 +256,9 @@ class Adapter(Stateful):
             warn_if_scaled(self, inputs)
         # The contexts stay open during the backward pass, where activation checkpointing runs layers again.
         padding = nullcontext() if inputs.valid is None else self.ignore_padding(inputs)
+        if self.paused:
+            with torch.no_grad(), padding:
+                return tree_map(detach_output, self.run_model(inputs))
         with torch.set_grad_enabled(bool(self.learned)), padding:
             output, commit = self._predict(inputs)
             if self._journal is not None:

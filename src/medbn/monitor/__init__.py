@@ -1,0 +1,30 @@
+"""Watch an adapter while it serves: signals per batch, alarms with a stated false-alarm rate, actions, exporters.
+
+    tta = medbn.adapt(model, method="tent")
+    monitor = medbn.Monitor(tta, on_alarm="rollback", exporters=[medbn.monitor.JSONLines("stream.jsonl")])
+    logits = tta(images)                        # as before
+
+``docs/deploying.md`` says what the signals and alarms mean.
+"""
+
+from . import signals
+from .batch import Batch, Moments
+from .exporters import JSONLines
+from .martingale import Martingale
+from .monitor import Exporter, Monitor
+from .record import Alarm, Record, is_stream, read, read_lines
+
+__all__ = [
+    "Alarm",
+    "Batch",
+    "Exporter",
+    "JSONLines",
+    "Martingale",
+    "Moments",
+    "Monitor",
+    "Record",
+    "is_stream",
+    "read",
+    "read_lines",
+    "signals",
+]

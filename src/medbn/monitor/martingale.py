@@ -1,0 +1,110 @@
+"""Test whether a signal is still exchangeable with its reference, with a false-alarm rate for the whole stream.
+
+The null hypothesis is that the values of the reference and of the stream are exchangeable. Each new value gets a
+conformal p-value, its rank among all values before it with ties broken at random. Under the null these are independent
+and uniform on (0, 1] (Vovk, Gammerman and Shafer, Algorithmic Learning in a Random World, theorem 8.2). A capital that
+starts at 1 is bet on them, each bet f with ∫ f = 1, so the capital is a non-negative martingale, and by Ville's
+inequality it ever reaches c with probability at most 1 / c, however long the stream is.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from array import array
+from bisect import bisect_left, bisect_right, insort
+from collections.abc import Iterable
+
+TAILS = (0.03, 0.1, 0.25, 0.5)
+"""Each bet is on p-values below one of these. After a change to larger values the k-th p-value is uniform on
+(0, k / (n + k)), n being the size of the reference, so first the smallest and then the others win."""
+KEPT = 0.05
+"""The part of the capital that each bet keeps if it loses."""
+PATIENCE = 20.0
+"""After three times as many batches, half of the capital has been bet."""
+SIDES = ("above", "both")
+
+
+class Martingale:
+    """A capital that grows when values stop being exchangeable with those before them.
+
+    The change may begin at any batch. So the capital is a mixture over when to begin betting: after t batches the part
+    (1 + t / 50)^(−1/2) still waits, and the rest is bet. The weights fall slowly, so that a late change is found
+    almost as soon as an early one.
+
+    Args:
+        reference: values to compare with; nothing is bet on them.
+        side: ``"above"`` bets that values become larger, ``"both"`` that they become larger or smaller.
+        seed: of the choice between tied values.
+
+    >>> martingale = Martingale(range(50), side="above")
+    >>> for _ in range(8):
+    ...     _ = martingale.update(100.0)
+    >>> martingale.capital > 1000
+    True
+    """
+
+    def __init__(self, reference: Iterable[float] = (), *, side: str = "both", seed: int = 0) -> None:
+        if side not in SIDES:
+            raise ValueError(f"side is 'above' or 'both', got {side!r}.")
+        self.values = array("d", sorted(v for v in reference if math.isfinite(v)))
+        self.random = random.Random(seed)
+        self.bets = 0
+        """How many values were bet on."""
+        self.onset = 0
+        """How many of them came before the change, if there is one: until then the evidence had vanished again."""
+        self._since_onset = 0.0  # the logarithm of the product of bets since the onset
+        mirrors = (False,) if side == "above" else (False, True)
+        self._bets = [(tail, mirrored) for tail in TAILS for mirrored in mirrors]
+        self._logs = [-math.inf] * len(self._bets)
+        """The logarithm of the capital that each bet has."""
+
+    def observe(self, value: float) -> None:
+        """Add a value to those that later ones are compared with, without betting."""
+        if math.isfinite(value):
+            insort(self.values, value)
+
+    def update(self, value: float) -> float | None:
+        """Bet on a value and return its p-value, which is small for a large value; None if it is not finite."""
+        if not math.isfinite(value):
+            return None
+        low, high = bisect_left(self.values, value), bisect_right(self.values, value)
+        count = len(self.values)
+        p = ((count - high) + (1.0 - self.random.random()) * (high - low + 1)) / (count + 1)
+        self.values.insert(low, value)
+        self._bet(p)
+        return p
+
+    def _bet(self, p: float) -> None:
+        begins = math.log((_waiting(self.bets) - _waiting(self.bets + 1)) / len(self._bets))
+        gains = []
+        for i, (tail, mirrored) in enumerate(self._bets):
+            won = (1.0 - p if mirrored else p) <= tail
+            gain = math.log((1.0 - KEPT) / tail + KEPT if won else KEPT)
+            self._logs[i] = _log_sum((self._logs[i], begins)) + gain
+            gains.append(gain)
+        self.bets += 1
+        self._since_onset += _log_sum(gains) - math.log(len(gains))
+        if self._since_onset <= 0.0:
+            self._since_onset, self.onset = 0.0, self.bets
+
+    @property
+    def log_capital(self) -> float:
+        """The natural logarithm of the capital."""
+        return _log_sum((math.log(_waiting(self.bets)), *self._logs))
+
+    @property
+    def capital(self) -> float:
+        """The capital, which began at 1; infinite where a float cannot hold it."""
+        return math.exp(self.log_capital) if self.log_capital < 700 else math.inf
+
+
+def _waiting(batches: int) -> float:
+    """Return the part of the initial capital that has not been bet after so many batches."""
+    return 1.0 / math.sqrt(1.0 + batches / PATIENCE)
+
+
+def _log_sum(logs: Iterable[float]) -> float:
+    logs = list(logs)
+    most = max(logs)
+    return most if most == -math.inf else most + math.log(sum(math.exp(one - most) for one in logs))

@@ -1,0 +1,275 @@
+"""Monitor: watch an adapter while it serves, raise alarms, and act on them."""
+
+from __future__ import annotations
+
+import time
+import warnings
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from types import TracebackType
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from .._errors import unknown_name
+from ..layers import RobustBatchNorm
+from ..methods import Adapter, group_stages
+from . import signals
+from .batch import Batch
+from .collect import Collector
+from .record import Alarm, Record
+from .rollback import Snapshots
+from .watch import Watch
+
+ACTIONS = ("pause", "rollback")
+Action = str | Callable[[Alarm], object]
+
+
+class Exporter(Protocol):
+    """Takes the record of each batch somewhere."""
+
+    def export(self, record: Record) -> None:
+        """Take one record. It is called in the thread that serves, so it must be quick."""
+
+    def close(self) -> None:
+        """End: there are no more records."""
+
+
+class Monitor:
+    """Watches an adapter: signals per batch, alarms with a false-alarm rate over the whole stream, actions.
+
+    Attached by its constructor; nothing else in the code that serves changes. It changes no prediction, waits for a GPU
+    once per batch, and reads the inputs of a few layers once. Whatever goes wrong in it, in a callback or in an
+    exporter becomes a warning, and the prediction is returned.
+
+    An alarm says that a signal is no longer exchangeable with that of the reference; see ``docs/deploying.md`` for what
+    that means. Images that change without an attack raise one too. Where the method itself declares changes, which a
+    minority of malicious images cannot bring about, a declared change begins a new reference instead.
+
+    Args:
+        adapter: what ``medbn.adapt`` returned.
+        layers: names of the robust layers to read; by default the first and the last of each stage.
+        alpha: the probability of any false alarm in a stream without a change, however long it is.
+        reference: how many batches at the start are the reference, or records of a stream without attack, such as
+            ``monitor.records`` or ``medbn.monitor.read("stream.jsonl")``.
+        alarms: shell patterns of the signals that may raise an alarm, such as ``"pressure/*"``; by default those that
+            are registered with a side. An empty list for none.
+        on_alarm: what to do: ``"pause"`` (serve without adapting), ``"rollback"`` (return to the last good snapshot), a
+            function of the Alarm, or a list of these.
+        bounds: the range that images should be in; None not to look.
+        snapshot_every: batches between two snapshots for ``"rollback"``.
+        snapshots: how many of them are kept; a state of SoTTA, for instance, holds images.
+        rollbacks: after so many rollbacks, the next alarm pauses.
+        exporters: take each record somewhere; see ``medbn.monitor``.
+        history: how many records ``monitor.records`` keeps.
+        seed: of the choice between tied values.
+
+    >>> import torch, medbn
+    >>> model = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3), torch.nn.BatchNorm2d(8), torch.nn.Flatten())
+    >>> tta = medbn.adapt(model, method="tebn")
+    >>> monitor = medbn.Monitor(tta, reference=20)
+    >>> _ = tta(torch.rand(16, 3, 8, 8))
+    >>> monitor.latest.state, sorted(monitor.latest.signals)[:3]
+    ('reference', ['classes', 'confidence', 'entropy'])
+    """
+
+    def __init__(
+        self,
+        adapter: Adapter,
+        *,
+        layers: Iterable[str] | None = None,
+        alpha: float = 0.01,
+        reference: int | Sequence[Record] = 50,
+        alarms: Iterable[str] | None = None,
+        on_alarm: Action | Sequence[Action] = (),
+        bounds: tuple[float, float] | None = (0.0, 1.0),
+        snapshot_every: int = 10,
+        snapshots: int = 4,
+        rollbacks: int = 3,
+        exporters: Sequence[Exporter] = (),
+        history: int = 1000,
+        seed: int = 0,
+    ) -> None:
+        if not isinstance(adapter, Adapter):
+            raise TypeError(f"a Monitor watches what medbn.adapt returns, got {type(adapter).__name__}.")
+        if adapter.graph:
+            raise ValueError(
+                "a replayed CUDA graph runs no hooks, so there is nothing to watch; adapt with graph=False."
+            )
+        for name, count in (("snapshot_every", snapshot_every), ("snapshots", snapshots), ("history", history)):
+            if not isinstance(count, int) or count < 1:
+                raise ValueError(f"{name} is a number of at least 1, got {count!r}.")
+        self.adapter = adapter
+        self.exporters = tuple(exporters)
+        self.records: deque[Record] = deque(maxlen=history)
+        """The records of the last batches."""
+        self.alarms: list[Alarm] = []
+        """All alarms."""
+        self.batches = 0
+        """How many batches were served since the monitor was attached."""
+        self.rollbacks_left = rollbacks
+        self._actions = _check_actions(on_alarm)
+        self._watch = Watch(alpha, reference, alarms, seed)
+        self._snapshots = Snapshots(adapter, snapshot_every, snapshots) if "rollback" in self._actions else None
+        self._declared: float | None = None
+        self._changed = -1
+        self._signals = [signals.get(name) for name in signals.available()]
+        self._warned: set[object] = set()
+        self.layers = _choose_layers(adapter, layers)
+        with adapter.lock.held:
+            self._collector = Collector(adapter, self.layers, bounds, self._receive)
+
+    # --- what users read and call -------------------------------------------------------------------------------------
+
+    @property
+    def latest(self) -> Record | None:
+        """The record of the last batch; None before the first."""
+        return self.records[-1] if self.records else None
+
+    @property
+    def threshold(self) -> float:
+        """The evidence, as a logarithm to base 10, that raises an alarm."""
+        return self._watch.threshold
+
+    def restart(self, reference: int | Sequence[Record] | None = None) -> None:
+        """Adapt again if an alarm had paused it, and watch with another reference from now on.
+
+        Args:
+            reference: as for the constructor; by default as many batches from now on as the reference had.
+        """
+        with self.adapter.lock.held:
+            self._watch.restart(self._watch.length if reference is None else reference)
+            self.adapter.paused = False
+
+    def close(self) -> None:
+        """Detach the monitor, and close its exporters. The adapter stays as it is."""
+        with self.adapter.lock.held:
+            self._collector.remove()
+        for exporter in self.exporters:
+            exporter.close()
+
+    def __enter__(self) -> Monitor:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<Monitor of {type(self.adapter).__name__}: {self.batches} batches, {len(self.alarms)} alarms>"
+
+    # --- one batch ----------------------------------------------------------------------------------------------------
+
+    def _receive(self, batch: Batch) -> None:
+        """Measure, test, act and export; called at the end of the adapter's call, inside its lock."""
+        try:
+            values = self._measure(batch)
+            self.batches += 1
+            self._follow_declared_changes(values)
+            collecting = self._watch.collecting
+            raised = self._watch.update(self.batches, values)
+            evidence, threshold = self._watch.evidence(), self._watch.threshold
+            paused = self.adapter.paused
+            found = tuple(self._alarm(name, evidence[name]) for name in raised)
+            if found:
+                found = self._act(found)
+                self.alarms.extend(found)
+            elif self._snapshots is not None and not paused:
+                self._snapshots.take(self.batches)
+            state = "paused" if paused else "reference" if collecting else "watching"
+            record = Record(self.batches, time.time(), state, values, evidence, threshold, found)
+            self.records.append(record)
+        except Exception as error:
+            self._warn("monitor", f"the monitor failed on a batch: {type(error).__name__}: {error}")
+            return
+        for exporter in self.exporters:
+            self._attempt(exporter, exporter.export, record)
+        for action in self._actions:
+            if callable(action):
+                for alarm in found:
+                    self._attempt(action, action, alarm)
+
+    def _measure(self, batch: Batch) -> dict[str, float]:
+        """Return the value of every signal; the only place that waits for a GPU."""
+        values: dict[str, Tensor | float] = {}
+        for signal in self._signals:
+            try:
+                value = signal.function(batch)
+            except Exception as error:
+                self._warn(signal.name, f"the signal {signal.name!r} failed: {type(error).__name__}: {error}")
+                continue
+            if isinstance(value, dict):
+                values |= {f"{signal.name}/{layer}": one for layer, one in value.items()}
+            elif value is not None:
+                values[signal.name] = value
+        tensors = {name: value for name, value in values.items() if isinstance(value, Tensor)}
+        device = batch.images.device
+        numbers = torch.stack([t.detach().reshape(()).to(device, torch.float64) for t in tensors.values()]).tolist()
+        read = dict(zip(tensors, numbers, strict=True))
+        return {name: float(read.get(name, value)) for name, value in values.items()}
+
+    def _follow_declared_changes(self, values: dict[str, float]) -> None:
+        declared = values.get("declared_changes")
+        if declared is None:
+            return
+        self._watch.divides_alpha = True
+        if self._declared is not None and declared > self._declared:
+            self._changed = self.batches
+            self._watch.begin_period()
+        self._declared = declared
+
+    # --- alarms -------------------------------------------------------------------------------------------------------
+
+    def _alarm(self, name: str, evidence: float) -> Alarm:
+        onset = self._watch.quiet_until(name) + 1
+        return Alarm(self.batches, name, onset, evidence, declared_change=self._changed >= onset)
+
+    def _act(self, alarms: Sequence[Alarm]) -> tuple[Alarm, ...]:
+        """Do what is to be done at these alarms of one batch; return them with what was done."""
+        text = ""
+        if self._snapshots is not None and self.rollbacks_left > 0 and not self.adapter.paused:
+            self.rollbacks_left -= 1
+            number = self._snapshots.return_to(min(alarm.onset for alarm in alarms) - 1)
+            self._watch.rearm()
+            text = f"rolled back to batch {number}" if number else "reset to the source model"
+        elif any(action in ACTIONS for action in self._actions) and not self.adapter.paused:
+            self.adapter.paused = True
+            text = "paused"
+        return tuple(replace(alarm, action=text) for alarm in alarms)
+
+    def _attempt(self, key: object, function: Callable[[Any], object], argument: object) -> None:
+        """Call a user's function; what it raises becomes a warning, once."""
+        try:
+            function(argument)
+        except Exception as error:
+            name = getattr(key, "__name__", type(key).__name__)
+            self._warn(id(key), f"the monitor's {name} failed, and is called again: {type(error).__name__}: {error}")
+
+    def _warn(self, key: object, text: str) -> None:
+        if key not in self._warned:
+            self._warned.add(key)
+            warnings.warn(text, stacklevel=2)
+
+
+def _check_actions(on_alarm: Action | Sequence[Action]) -> list[Action]:
+    actions: list[Action] = [on_alarm] if isinstance(on_alarm, str) or callable(on_alarm) else list(on_alarm or ())
+    for action in actions:
+        if not callable(action) and action not in ACTIONS:
+            raise unknown_name("on_alarm", action, ACTIONS)
+    return actions
+
+
+def _choose_layers(adapter: Adapter, names: Iterable[str] | None) -> dict[str, RobustBatchNorm]:
+    """Return the layers to read in the order of the model: the first and the last of each stage, or those named."""
+    every = list(adapter.layers)
+    if names is None:
+        chosen = {*every[:1], *(stage[-1] for stage in group_stages(every))}
+    else:
+        chosen = {names} if isinstance(names, str) else set(names)
+        for name in chosen:
+            if name not in adapter.layers:
+                raise unknown_name("layer", name, every)
+    return {name: adapter.layers[name] for name in every if name in chosen}

@@ -1,0 +1,238 @@
+"""Signals: the numbers by which a monitor describes a batch.
+
+A signal is a function from a ``Batch`` to one number, or to one number per watched layer, as tensors without dimensions
+that stay on the device: the monitor reads all of them at once. Register your own:
+
+>>> @register("darkness", side="above", about="how dark the images are")
+... def darkness(batch):
+...     return 1 - batch.images.mean()
+>>> unregister("darkness")
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from .. import kernels
+from .._registry import Registry
+from ..methods import mean_over
+from .batch import Batch, robust_spread
+
+Number = Tensor | float
+Function = Callable[[Batch], "Number | dict[str, Number] | None"]
+FunctionType = TypeVar("FunctionType", bound=Function)
+
+OUTLIER = 3.0
+"""An image is far from the others if its features are on average more than three robust standard deviations away; of a
+normal feature that distance is 0.8 on average."""
+SMALL = 1e-12
+"""Added where a logarithm or a quotient would not be finite."""
+
+
+@dataclass(frozen=True)
+class Signal:
+    """A named function of a batch.
+
+    Args:
+        name: what records, exporters and ``alarms=`` call it; one per layer is ``NAME/LAYER``.
+        function: returns a number, a dictionary of numbers by layer, or None where it does not apply.
+        side: ``"above"`` or ``"both"``: which change an alarm looks for; None for no alarm by default.
+        about: what it is, for help texts and exporters.
+    """
+
+    name: str
+    function: Function
+    side: str | None
+    about: str
+
+
+_registry = Registry[Signal]("signal", forbidden="/")
+
+
+def available() -> list[str]:
+    """Return the names of all signals.
+
+    >>> available()[:3]
+    ['images', 'pressure', 'outliers']
+    """
+    return _registry.available()
+
+
+def get(name: str) -> Signal:
+    """Return the signal of that name."""
+    return _registry.get(name)
+
+
+def register(
+    name: str, *, side: str | None = None, about: str, replace: bool = False
+) -> Callable[[FunctionType], FunctionType]:
+    """Return a decorator that registers a function of a batch as a signal.
+
+    Args:
+        name: a name without ``/``.
+        side: ``"above"`` or ``"both"`` to raise an alarm at a change, None to show the signal only.
+        about: one line that says what it is.
+        replace: replace a signal of the same name.
+    """
+
+    def add(function: FunctionType) -> FunctionType:
+        _registry.register(name, Signal(name, function, side, about), replace=replace)
+        return function
+
+    return add
+
+
+def unregister(name: str) -> None:
+    """Remove a signal; monitors that already read it keep it."""
+    _registry.unregister(name)
+
+
+# --- the images -------------------------------------------------------------------------------------------------------
+
+
+@register("images", about="images in the batch, padding excluded")
+def images(batch: Batch) -> Number:
+    """Return the number of images that are not padding."""
+    return float(batch.size) if batch.valid is None else batch.valid.sum()
+
+
+@register("pressure", side="above", about="how far the mean of a layer is from the robust centre, in source deviations")
+def pressure(batch: Batch) -> dict[str, Number]:
+    """Return for each layer how far outliers pull the mean: its distance from the median over images.
+
+    It is the root of the mean over channels of ((mean − median) / source standard deviation)².
+    """
+    values: dict[str, Number] = {}
+    for name, moments in batch.layers.items():
+        mean = moments.mean.sum(dim=0) / moments.usable.sum().clamp(min=1)
+        values[name] = _root_mean_square((mean - moments.centre) / moments.source_scale())
+    return values
+
+
+@register("outliers", side="above", about="share of the images that are far from the others in the first layer")
+def outliers(batch: Batch) -> Number | None:
+    """Return the share of images whose statistics in the first layer are far from those of the others.
+
+    The statistics are each channel's mean and log variance, which in the first layer are a function of the image alone.
+    Their distance from the median over images is counted in robust standard deviations and averaged over channels.
+    """
+    first = next(iter(batch.layers.values()), None)
+    if first is None:
+        return None
+    features, centre = first.mean, first.centre
+    if first.variance is not None:
+        features = torch.cat([features, (first.variance + SMALL).log()], dim=1)
+        centre = torch.cat([centre, kernels.middle_over_images(features[:, first.mean.shape[1] :], first.usable)])
+    distances = ((features - centre).abs() / robust_spread(features, centre, first.usable)).mean(dim=1)
+    far = (distances > OUTLIER) & first.usable
+    return far.sum().double() / first.usable.sum().clamp(min=1)
+
+
+@register("isolated", side="above", about="share of the images without a finite prediction")
+def isolated(batch: Batch) -> Number | None:
+    """Return the share of images whose logits are not finite."""
+    return None if batch.predictions is None else batch.share(~batch.predictions.images)
+
+
+@register("out_of_range", side="above", about="share of the images with values outside of the bounds")
+def out_of_range(batch: Batch) -> Number | None:
+    """Return the share of images with a value outside of the monitor's bounds, or with NaN."""
+    if batch.bounds is None or not batch.images.is_floating_point():
+        return None
+    low, high = torch.aminmax(batch.images.flatten(1), dim=1)
+    return batch.share(~((low >= batch.bounds[0]) & (high <= batch.bounds[1])))
+
+
+@register("source_distance", side="both", about="distance of a layer's centre from the source's, in source deviations")
+def source_distance(batch: Batch) -> dict[str, Number]:
+    """Return for each layer how far the median over images is from the source mean, over channels as ``pressure``."""
+    return {
+        name: _root_mean_square((moments.centre - moments.layer.running_mean) / moments.source_scale())
+        for name, moments in batch.layers.items()
+        if moments.layer.running_mean is not None
+    }
+
+
+# --- the predictions --------------------------------------------------------------------------------------------------
+
+
+@register("entropy", side="both", about="mean entropy of the predictions, in nats")
+def entropy(batch: Batch) -> Number | None:
+    """Return the mean entropy of the usable predictions."""
+    if batch.predictions is None:
+        return None
+    return mean_over(batch.predictions.entropy(), batch.predictions.usable)
+
+
+@register("confidence", about="mean probability of the predicted class")
+def confidence(batch: Batch) -> Number | None:
+    """Return the mean over usable predictions of the largest probability."""
+    if batch.predictions is None:
+        return None
+    return mean_over(F.softmax(batch.predictions.logits, dim=1).amax(dim=1), batch.predictions.usable)
+
+
+@register("classes", about="entropy of how often each class is predicted, in nats")
+def classes(batch: Batch) -> Number | None:
+    """Return the entropy of the mean prediction, which is low where one class dominates."""
+    if batch.predictions is None:
+        return None
+    usable = batch.predictions.usable
+    rows = torch.where(usable.unsqueeze(1), F.softmax(batch.predictions.logits, dim=1), 0.0)
+    mean = rows.sum(dim=0) / usable.sum().clamp(min=1)
+    plogp: Tensor = torch.special.xlogy(mean, mean)
+    return -plogp.sum()
+
+
+# --- the adapter ------------------------------------------------------------------------------------------------------
+
+
+@register("parameter_drift", about="distance of the learned parameters from the source's, relative to their norm")
+def parameter_drift(batch: Batch) -> Number | None:
+    """Return ‖θ − θ₀‖ / ‖θ₀‖ over all learned parameters."""
+    learned, source = batch.adapter.learned, batch.adapter.source_state.get("learned", {})
+    if not learned:
+        return None
+    now = [parameter.detach() for parameter in learned.values()]
+    before = [source[name] for name in learned]
+    moved = torch._foreach_sub(now, before)
+    return _norm(list(moved)) / _norm(before).clamp(min=SMALL)
+
+
+@register("average_drift", about="distance of a layer's moving average from the source mean, in source deviations")
+def average_drift(batch: Batch) -> dict[str, Number]:
+    """Return for each layer with a moving average how far it is from the source mean, over channels as ``pressure``."""
+    values: dict[str, Number] = {}
+    for name, moments in batch.layers.items():
+        layer = moments.layer
+        if layer.ema_mean is not None and layer.running_mean is not None:
+            values[name] = _root_mean_square((layer.ema_mean - layer.running_mean) / moments.source_scale())
+    return values
+
+
+@register("declared_changes", about="changes of the images that the method has declared so far")
+def declared_changes(batch: Batch) -> Number | None:
+    """Return how many changes a method with a change detector has declared; it counts them in its memory."""
+    declared: Number | None = batch.adapter.memory.get("declared_changes")
+    return declared
+
+
+@register("resets", about="how often the adapter has returned to the source model")
+def resets(batch: Batch) -> Number:
+    """Return how often ``reset`` was called, by the method itself or by its user."""
+    return float(batch.adapter.resets)
+
+
+def _root_mean_square(values: Tensor) -> Tensor:
+    return values.square().mean().sqrt()
+
+
+def _norm(tensors: list[Tensor]) -> Tensor:
+    norms = torch.stack([norm.to(tensors[0].device) for norm in torch._foreach_norm(tensors)])
+    return norms.square().sum().sqrt()

@@ -1,0 +1,141 @@
+"""One test per signal, with one false-alarm rate for all of them and for the whole stream."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from fnmatch import fnmatchcase
+
+from .._errors import unknown_name
+from . import signals
+from .martingale import Martingale
+from .record import Record
+
+
+class Watch:
+    """Tests whether the signals of a stream stay exchangeable with those of a reference.
+
+    An alarm is raised where the capital of one of K signals reaches K / α. By Ville's inequality and the union bound a
+    stream without a change raises any alarm, ever, with probability at most α.
+
+    Args:
+        alpha: α.
+        reference: how many batches at the start are the reference, or records of a reference stream.
+        patterns: shell patterns of the signals to test; None for those that are registered with a side.
+        seed: of the choice between tied values.
+    """
+
+    def __init__(
+        self, alpha: float, reference: int | Sequence[Record], patterns: Iterable[str] | None, seed: int
+    ) -> None:
+        if not 0 < alpha < 1:
+            raise ValueError(f"alpha is a probability between 0 and 1, got {alpha!r}.")
+        self.alpha, self.seed = alpha, seed
+        self.patterns = None if patterns is None else ([patterns] if isinstance(patterns, str) else list(patterns))
+        self.sides: dict[str, str] = {}
+        """The signals that are tested, each with the change that is looked for; known from the first batch on."""
+        self.periods = 1
+        """How many references there have been since ``restart``: a declared change begins another."""
+        self.divides_alpha = False
+        """Whether there may be any number of references, which then share α as α / (n · (n + 1))."""
+        self._tests: dict[str, Martingale] = {}
+        self._quiet: dict[str, int] = {}
+        self._raised: set[str] = set()
+        self._seeds = 0
+        self._batch = 0
+        self._values: list[Mapping[str, float]] = []
+        self.restart(reference)
+
+    def restart(self, reference: int | Sequence[Record]) -> None:
+        """Test from now on against another reference, and raise alarms again."""
+        if isinstance(reference, int):
+            if isinstance(reference, bool) or reference < 2:
+                raise ValueError(f"reference is a number of batches, at least 2, or their records; got {reference!r}.")
+            self.length, values = reference, []
+        else:
+            values = [record.signals for record in reference]
+            self.length = len(values)
+            if self.length < 2:
+                raise ValueError(f"the reference has {self.length} records; at least 2 are needed, and 50 are good.")
+            self.sides = self._choose({name for one in values for name in one})
+        self.periods = 1
+        self._values = list(values)
+        self.rearm()
+
+    def begin_period(self) -> None:
+        """Collect another reference from the stream, after a change that the method has declared."""
+        self.periods += 1
+        self._values = []
+        self.rearm()
+
+    def rearm(self) -> None:
+        """Drop all evidence and begin again now, with the same reference."""
+        self._raised = set()
+        self._tests = {}
+        for name, side in self.sides.items():
+            self._seeds += 1
+            reference = (values.get(name, math.nan) for values in self._values)
+            self._tests[name] = Martingale(reference, side=side, seed=hash((self.seed, self._seeds)))
+        self._quiet = dict.fromkeys(self.sides, self._batch)
+
+    @property
+    def collecting(self) -> bool:
+        """Whether the reference is not complete."""
+        return len(self._values) < self.length
+
+    @property
+    def threshold(self) -> float:
+        """The logarithm to base 10 of the capital that raises an alarm."""
+        share = self.periods * (self.periods + 1) if self.divides_alpha else 1
+        return math.log10(max(len(self.sides), 1) * share / self.alpha)
+
+    def update(self, batch: int, values: Mapping[str, float]) -> list[str]:
+        """Add the signals of a batch; return the names of those that now raise an alarm for the first time."""
+        self._batch = batch
+        if not self.sides:
+            self.sides = self._choose(values)
+            self.rearm()
+        if self.collecting:
+            self._values.append(dict(values))
+            for name, test in self._tests.items():
+                test.observe(values.get(name, math.nan))
+                self._quiet[name] = batch
+            return []
+        raised = []
+        for name, test in self._tests.items():
+            test.update(values.get(name, math.nan))
+            if test.onset == test.bets:
+                self._quiet[name] = batch
+            if name not in self._raised and self._log10(test) >= self.threshold:
+                self._raised.add(name)
+                raised.append(name)
+        return raised
+
+    def evidence(self) -> dict[str, float]:
+        """Return the logarithm to base 10 of the capital of each signal."""
+        return {name: self._log10(test) for name, test in self._tests.items()}
+
+    def quiet_until(self, name: str) -> int:
+        """Return the last batch at which there was no evidence of a change of a signal."""
+        return self._quiet[name]
+
+    @staticmethod
+    def _log10(test: Martingale) -> float:
+        return test.log_capital / math.log(10)
+
+    def _choose(self, names: Iterable[str]) -> dict[str, str]:
+        """Return the signals to test among those of a batch, each with its side."""
+        sides: dict[str, str] = {}
+        names = list(names)
+        for name in sorted(names):
+            kind = name.partition("/")[0]
+            side = signals.get(kind).side if kind in signals.available() else None
+            if self.patterns is None:
+                if side is not None:
+                    sides[name] = side
+            elif any(fnmatchcase(name, pattern) for pattern in self.patterns):
+                sides[name] = side or "both"
+        for pattern in self.patterns or ():
+            if not any(fnmatchcase(name, pattern) for name in names):
+                raise unknown_name("signal", pattern, sorted(names))
+        return sides
