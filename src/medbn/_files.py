@@ -1,12 +1,15 @@
-"""Files that are written completely or not at all."""
+"""Files that are written completely or not at all; TOML files."""
 
 from __future__ import annotations
 
+import importlib
 import os
 import secrets
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 
 @contextmanager
@@ -21,3 +24,22 @@ def replace_atomically(path: Path) -> Iterator[Path]:
         os.replace(partial, path)
     finally:
         partial.unlink(missing_ok=True)
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """Return the content of a TOML file; whatever is wrong with it is a ValueError that names it."""
+    tomllib = _import_toml()
+    try:
+        with path.open("rb") as file:
+            return dict(tomllib.load(file))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path} is not valid TOML: {error}") from None
+    except RecursionError:
+        raise ValueError(f"{path} cannot be read: its values are nested too deeply.") from None
+
+
+def _import_toml() -> Any:
+    try:
+        return importlib.import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
+    except ImportError:
+        raise ImportError("reading TOML needs tomli before Python 3.11: pip install 'medbn[bench]'") from None

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import importlib
-import sys
 from collections.abc import Iterable
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 from .._errors import unknown_name
+from .._files import read_toml
 from . import user_modules
 from .cell import Attack, Setting
 from .recipe import Recipe
@@ -29,18 +28,12 @@ def read(path: str | Path, imports: Iterable[str] = ()) -> Recipe:
         path: the file.
         imports: modules of installed packages, which are imported.
     """
-    tomllib = _import_toml()
     path = Path(path)
     user_modules.import_modules(imports)
     try:
-        with path.open("rb") as file:
-            values = tomllib.load(file)
+        values = read_toml(path)
     except FileNotFoundError:
         raise FileNotFoundError(f"no recipe file {path}.") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ValueError(f"{path} is not valid TOML: {error}") from None
-    except RecursionError:
-        raise ValueError(f"{path} is not a recipe: its values are nested too deeply.") from None
     try:
         recipe = _build_recipe(path.stem, values)
         for setting in recipe.settings:
@@ -86,10 +79,3 @@ def _build(kind: type[Any], values: dict[str, Any], where: str) -> Any:
     if missing:
         raise ValueError(f"{' and '.join(missing)} must be given.")
     return kind(**values)
-
-
-def _import_toml() -> Any:
-    try:
-        return importlib.import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
-    except ImportError:
-        raise ImportError("reading TOML needs tomli before Python 3.11: pip install 'medbn[bench]'") from None

@@ -60,7 +60,7 @@ def _configure_generate(parser: argparse.ArgumentParser) -> None:
 def _configure_info(parser: argparse.ArgumentParser) -> None:
     name = parser.add_argument("name", metavar="NAME", help="a dataset of `medbn data list`, or a path")
     complete(name, dataset_names)
-    parser.add_argument("--split", default="test", choices=("train", "test"), help="default: test")
+    parser.add_argument("--split", default="test", choices=("train", "val", "test"), help="default: test")
     complete(parser.add_argument("--corruption", metavar="C", help="one of the 15 corruptions"), corruption_names)
     parser.add_argument("--severity", type=int, default=5, help="1 to 5 (default: 5)")
     add_root(parser)
@@ -152,14 +152,21 @@ def info(options: argparse.Namespace) -> None:
     """Print the classes, size, number of images and fingerprint of a dataset."""
     from .. import data
 
-    if options.corruption is None and options.name in data.available() and data.get(options.name).corrupted:
+    entry = data.get(options.name) if options.name in data.available() else None
+    if options.corruption is None and entry and entry.corrupted:
         options.corruption = data.corruptions.NAMES[0]
-    load = data.load_segmentation if data.task_of(options.name) == "segmentation" else data.load
+    if entry and entry.instructions and not entry.is_present(options.root):
+        print(f"{entry.name} ({entry.about}) is not on this machine.\n\n{entry.how_to_request(options.root)}")
+        return
+    task = data.task_of(options.name)
+    load = data.load_segmentation if task == "segmentation" else data.load
     dataset: Any = load(
         options.name, options.split, corruption=options.corruption, severity=options.severity, root=options.root
     )
     channels, height, width = dataset.shape
     classes = ", ".join(dataset.classes[:10]) + (", ..." if len(dataset.classes) > 10 else "")
-    print(f"name         {dataset.name}\nsplit        {dataset.split}\nimages       {len(dataset):,}")
+    print(
+        f"name         {dataset.name}\ntask         {task}\nsplit        {dataset.split}\nimages       {len(dataset):,}"
+    )
     print(f"size         {height} × {width} px, {channels} channel{'s' if channels > 1 else ''}")
     print(f"classes      {len(dataset.classes)}: {classes}\nfingerprint  {dataset.fingerprint}")

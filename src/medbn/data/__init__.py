@@ -8,6 +8,7 @@ from medbn import data
 
 from . import catalogue as _catalogue  # noqa: F401  registers the built-in datasets
 from . import corruptions
+from . import segmentation_catalogue as _segmentation_catalogue  # noqa: F401
 from .cifar_c import load_cifar_c
 from .corrupt import corrupt, corrupt_segmentation
 from .dataset import Dataset, digest, from_tensors
@@ -18,13 +19,20 @@ from .generate import GenerationResult, generate
 from .image_file import read_image
 from .image_folder import load_image_folder
 from .load import load, load_segmentation, task_of
-from .random_crop import random_crop
 from .registry import DatasetInfo, available, cache_folder, find_root, get, register, unregister
-from .segmentation_dataset import IGNORE, SegmentationDataset, segmentation_from_tensors
+from .segmentation import (
+    IGNORE,
+    ClassTable,
+    SegmentationDataset,
+    load_segmentation_folder,
+    random_crop,
+    segmentation_from_tensors,
+)
 
 __all__ = [
     "IGNORE",
     "Archive",
+    "ClassTable",
     "Dataset",
     "DatasetInfo",
     "DownloadError",
@@ -45,6 +53,7 @@ __all__ = [
     "load_cifar_c",
     "load_image_folder",
     "load_segmentation",
+    "load_segmentation_folder",
     "random_crop",
     "read_image",
     "register",

@@ -11,7 +11,6 @@ from .digits import digits
 from .download import Archive
 from .image_folder import load_imagenet_c
 from .registry import register
-from .scenes import SCENES, scenes
 
 _TORONTO = "https://www.cs.toronto.edu/~kriz"
 
@@ -28,15 +27,6 @@ register(
     shape=(1, 16, 16),
     classes=10,
 )(digits)
-
-register(
-    "scenes",
-    task="segmentation",
-    about="digits on textured ground, 64 × 96 px; ships with medbn",
-    images=SCENES["test"],
-    shape=(3, 64, 96),
-    classes=13,
-)(scenes)
 
 register(
     "cifar10",

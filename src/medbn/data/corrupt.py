@@ -12,7 +12,7 @@ from torch import Tensor
 from . import corruptions
 from .batching import Indices
 from .dataset import Dataset, digest
-from .segmentation_dataset import SegmentationDataset
+from .segmentation import SegmentationDataset
 
 
 def corrupt(

@@ -27,6 +27,8 @@ def fetch(
     """
     info = get(name)
     if not info.archives:
+        if info.instructions and not info.is_present(root):
+            raise FileNotFoundError(f"{name} must be requested from its owners: `medbn data info {name}` says how.")
         if not info.is_present(root):
             raise FileNotFoundError(f"{name} cannot be downloaded; generate it: {info.how_to_get()}.")
         return info.path(root)

@@ -13,7 +13,7 @@ from .corrupt import corrupt, corrupt_segmentation
 from .dataset import Dataset
 from .image_folder import load_image_folder
 from .registry import DatasetInfo, find_root, get
-from .segmentation_dataset import SegmentationDataset
+from .segmentation import SegmentationDataset, is_segmentation_folder, load_segmentation_folder
 
 
 def load(
@@ -73,10 +73,11 @@ def load_segmentation(
     root: str | Path | None = None,
     **options: Any,
 ) -> SegmentationDataset:
-    """Open a segmentation dataset by its name.
+    """Open a segmentation dataset by its name or path.
 
     Args:
-        name: a dataset of ``available()`` whose task is "segmentation".
+        name: a dataset of ``available()`` whose task is "segmentation"; or a path (any name with a slash) to a folder
+            with ``images/`` and ``labels/``, see ``load_segmentation_folder``.
         split: "train", "val" or "test". Where the labels of the test part are not public (Cityscapes), "test" opens
             the validation part; where there is none, "val" opens the test part.
         corruption: corrupts the images as they are read; a corruption that moves pixels moves their labels too.
@@ -91,16 +92,24 @@ def load_segmentation(
     """
     if split not in ("train", "val", "test"):
         raise unknown_name("split", split, ("train", "val", "test"))
-    info = _find(str(name), "segmentation")
-    dataset: SegmentationDataset = _open(info, split, corruption, severity, root, options)
-    if corruption is None or info.corrupted:
+    dataset: SegmentationDataset
+    if _is_path(name):
+        dataset = load_segmentation_folder(name, split, **options)
+    else:
+        info = _find(str(name), "segmentation")
+        dataset = _open(info, split, corruption, severity, root, options)
+        if info.corrupted:
+            return dataset
+    if corruption is None:
         return dataset
     return corrupt_segmentation(dataset, corruption, severity, seed=seed, frost=frost)
 
 
 def task_of(name: str | Path) -> str:
     """Return what the labels of a dataset, by its name or path, are for: "classification" or "segmentation"."""
-    return "classification" if _is_path(name) else get(str(name)).task
+    if _is_path(name):
+        return "segmentation" if is_segmentation_folder(name) else "classification"
+    return get(str(name)).task
 
 
 def _is_path(name: str | Path) -> bool:

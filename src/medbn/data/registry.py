@@ -14,7 +14,7 @@ from .._registry import Registry
 from . import corruptions
 from .dataset import Dataset
 from .download import Archive
-from .segmentation_dataset import SegmentationDataset
+from .segmentation import SegmentationDataset
 
 Opener = TypeVar("Opener", bound=Callable[..., Dataset | SegmentationDataset])
 
@@ -47,6 +47,9 @@ class DatasetInfo:
     clean: str | None = None
     """The dataset whose images ``medbn data generate`` corrupts to make this one."""
 
+    instructions: str = ""
+    """How to get what must be requested from its owners: the address, and what to unpack into ``{path}``."""
+
     def __post_init__(self) -> None:
         if self.task not in TASKS:
             raise unknown_name("task", self.task, TASKS)
@@ -70,7 +73,13 @@ class DatasetInfo:
     def how_to_get(self) -> str:
         """Return the commands that get the dataset, for error messages."""
         commands = [f"medbn data fetch {self.name}"] if self.archives else []
+        if self.instructions:
+            commands.append(f"`medbn data info {self.name}` says how")
         return ", or ".join(commands + ([f"medbn data generate {self.name}"] if self.clean else []))
+
+    def how_to_request(self, root: str | Path | None = None) -> str:
+        """Return the ``instructions`` with the dataset's folder filled in."""
+        return self.instructions.format(path=self.path(root))
 
 
 _registry = Registry[DatasetInfo]("dataset", forbidden="/\\")

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .segmentation_dataset import IGNORE
+from .dataset import IGNORE
 
 
 def random_crop(

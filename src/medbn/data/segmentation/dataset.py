@@ -10,8 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .batching import Indices, batch_ranges, check_subset, index_tensor, read_ahead, to_dtype
-from .dataset import digest
+from ..batching import Indices, batch_ranges, check_subset, index_tensor, read_ahead, to_dtype
+from ..dataset import digest
 
 IGNORE = 255
 """The label of pixels that do not count."""

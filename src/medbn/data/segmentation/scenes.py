@@ -15,8 +15,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from .digits import digits, double
-from .segmentation_dataset import SegmentationDataset, segmentation_from_tensors
+from ..digits import digits, double
+from .dataset import SegmentationDataset, segmentation_from_tensors
 
 HEIGHT, WIDTH, CELL = 64, 96, 32
 SCENES = {"train": 600, "test": 240}
@@ -40,7 +40,7 @@ _DIGIT_COLOURS = ((245, 245, 235), (250, 215, 60), (25, 20, 35), (235, 100, 190)
 Integers = npt.NDArray[np.int64]
 
 
-def scenes(folder: Path | None = None, split: str = "test") -> SegmentationDataset:
+def open_scenes(folder: Path | None = None, split: str = "test") -> SegmentationDataset:
     """Open one split of the scenes; ``folder`` is not used, since the digits ship with the package."""
     split = "train" if split == "train" else "test"
     images, labels = _draw_scenes(split)

@@ -1,0 +1,21 @@
+"""Datasets for segmentation: each pixel has a class."""
+
+from . import camvid, cityscapes, scenes, synthia
+from .class_table import ClassTable
+from .dataset import IGNORE, SegmentationDataset, segmentation_from_tensors
+from .folder import is_segmentation_folder, load_segmentation_folder
+from .random_crop import random_crop
+
+__all__ = [
+    "IGNORE",
+    "ClassTable",
+    "SegmentationDataset",
+    "camvid",
+    "cityscapes",
+    "is_segmentation_folder",
+    "load_segmentation_folder",
+    "random_crop",
+    "scenes",
+    "segmentation_from_tensors",
+    "synthia",
+]
