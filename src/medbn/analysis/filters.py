@@ -1,0 +1,162 @@
+"""Figure 3c: the share of malicious images among those that the filters of ETA and SoTTA let pass."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+from torch import Tensor
+
+from .. import methods
+from ..data import corruptions
+from ..methods import Learner, Predictions
+from .captions import describe
+from .entropy_gradient import OBJECTIVES, describe_both
+from .experiment import Experiment
+from .numbers import Numbers
+from .registry import Figure, register
+from .theme import PAGE, Theme, estimator_label
+
+if TYPE_CHECKING:
+    from matplotlib.figure import FigureBase
+
+METHODS = ("eta", "sotta")
+"""The methods whose filters the paper's figure shows."""
+
+
+class Passed(NamedTuple):
+    """How many images of a batch a filter lets pass."""
+
+    images: int
+    malicious: int
+    """How many of them are malicious."""
+
+
+def count_passed(learners: dict[str, Learner], logits: Tensor, benign: Tensor) -> dict[tuple[str, str], Passed]:
+    """Return what the filters of methods let pass of a batch, by the learner's name and the name of the filter.
+
+    The rules are the methods' own (``Learner.filters``). Of a method with several, the first is counted alone, and each
+    further one together with those before it.
+
+    Args:
+        learners: adapters by name; their memory is what the filters that need one use.
+        logits: ``(B, classes)``: the predictions of the batch.
+        benign: ``(B,)`` mask of the images that are not malicious.
+    """
+    predictions = Predictions.of(logits)
+    counts = {}
+    for name, learner in learners.items():
+        passed = torch.ones_like(benign)
+        for rule, mask in learner.filters(predictions, learner.memory).items():
+            passed = passed & mask
+            counts[name, rule] = Passed(int(passed.sum()), int((passed & ~benign).sum()))
+    return counts
+
+
+def measure(experiment: Experiment) -> Numbers:
+    """Return, for each corruption, objective and filter, how many images pass, and the share of malicious ones."""
+    settings, rows = experiment.settings, []
+    for corruption in settings.corruptions or corruptions.NAMES:
+        learners = {name: _serve_clean(experiment, name, corruption) for name in METHODS}
+        for objective in OBJECTIVES:
+            totals: dict[tuple[str, str], Passed] = {}
+            for number in range(settings.batches):
+                cell = experiment.cell(
+                    settings.estimators[0], objective=objective, corruption=corruption, epsilon=settings.epsilons[0]
+                )
+                with torch.no_grad():
+                    logits = experiment.adapter(cell).surrogate()(experiment.poisoned(cell, number))
+                for key, passed in count_passed(learners, logits, experiment.benign).items():
+                    before = totals.get(key, Passed(0, 0))
+                    totals[key] = Passed(before.images + passed.images, before.malicious + passed.malicious)
+            for (method, rule), passed in totals.items():
+                rows.append(
+                    {
+                        "corruption": corruption,
+                        "objective": objective,
+                        "method": method,
+                        "filter": rule,
+                        "passed": passed.images,
+                        "malicious": passed.malicious,
+                        "share": passed.malicious / passed.images if passed.images else None,
+                    }
+                )
+    described = {**describe_both(settings), "corruptions": list(settings.corruptions or corruptions.NAMES)}
+    return Numbers("filters", described, rows)
+
+
+def _serve_clean(experiment: Experiment, method: str, corruption: str) -> Learner:
+    """Return a method that has served the next batch after the attacked ones, for filters that compare with the past.
+
+    The first batch is served again where a stream has no more.
+    """
+    cell = experiment.cell(experiment.settings.estimators[0], method=method, corruption=corruption)
+    adapter = experiment.adapter(cell)
+    if not isinstance(adapter, Learner):
+        raise TypeError(f"{method} learns nothing, so it has no filters.")
+    whole = len(experiment.load(cell).dataset) // experiment.settings.setting.batch_size
+    number = experiment.settings.batches
+    adapter(experiment.batch(cell, number if number < whole else 0)[0])
+    return adapter
+
+
+def draw(numbers: Numbers, canvas: FigureBase, theme: Theme) -> None:
+    """Draw one panel per objective: for each corruption, the share after each filter, and a line at what came in."""
+    settings = numbers.settings
+    names, filters = numbers.distinct("corruption"), list(dict.fromkeys(map(filter_label, numbers.rows)))
+    axes = canvas.subplots(len(OBJECTIVES), 1, sharex=True, sharey=True, squeeze=False)[:, 0]
+    looks = [
+        {"facecolor": theme.malicious, "edgecolor": theme.malicious},
+        {"facecolor": theme.ground, "edgecolor": theme.malicious, "hatch": "/////"},
+        {"facecolor": theme.ink, "edgecolor": theme.ink},
+    ]
+    width = 0.8 / len(filters)
+    for axis, objective in zip(axes, OBJECTIVES, strict=True):
+        for place, label in enumerate(filters):
+            rows = [row for row in numbers.select(objective=objective) if filter_label(row) == label]
+            where = [names.index(row["corruption"]) + (place - (len(filters) - 1) / 2) * width for row in rows]
+            look = looks[place % len(looks)]
+            shares = [100 * (row["share"] or 0.0) for row in rows]
+            axis.bar(where, shares, 0.88 * width, linewidth=0.6, label=label, **look)
+            for x, row in zip(where, rows, strict=True):
+                if not row["malicious"]:  # a bar without height
+                    axis.annotate("0" if row["passed"] else "–", (x, 0), ha="center", va="bottom", fontsize=5)
+        came = 100 * settings["malicious"] / settings["batch_size"]
+        axis.axhline(came, color=theme.ink, linewidth=0.8, linestyle="--", label=f"came in: {came:.3g} %")
+        axis.set_ylabel("malicious among\nwhat passes (%)")
+        axis.set_title(f"{objective} attack")
+        axis.grid(True, axis="y")
+    axes[-1].set_xticks(range(len(names)), [name.replace("_", " ") for name in names], rotation=45, ha="right")
+    handles, labels = axes[0].get_legend_handles_labels()
+    canvas.legend(handles, labels, loc="outside upper center", ncols=len(labels))
+
+
+def filter_label(row: dict[str, object]) -> str:
+    """Return what the figure calls the filter of a row."""
+    label = methods.get(str(row["method"])).label
+    return f"{label}: {row['filter']}" if row["filter"] != "redundancy" else f"{label}: entropy and redundancy"
+
+
+def caption(numbers: Numbers) -> str:
+    """Return the caption."""
+    settings = numbers.settings
+    shares = [row["share"] for row in numbers.rows if row["share"] is not None]
+    least = f" Smallest share: {min(shares):.0%}." if shares else ""
+    return (
+        "Share of malicious images among those that a filter lets pass."
+        f" Filters judge the predictions of {estimator_label(settings['estimators'][0])}; redundancy compares them with"
+        f" the average prediction of one clean batch.{least} {describe(numbers)}"
+    )
+
+
+register(
+    "filters",
+    Figure(
+        title="malicious images among those that filters let pass",
+        paper="3c",
+        measure=measure,
+        draw=draw,
+        caption=caption,
+        size=lambda numbers: (PAGE, 4.2),
+    ),
+)
