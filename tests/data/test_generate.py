@@ -114,7 +114,7 @@ def test_on_the_command_line(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["data", "generate", "nonsense"], "cifar10-c, cifar100-c, digits-c"),
+        (["data", "generate", "nonsense"], "cifar10-c, cifar100-c, cityscapes-c, digits-c"),
         (["data", "generate", "cifar10-c", "--root", "{}"], "medbn data fetch cifar10"),
         (["data", "generate", "digits-c", "--root", "{}", "--corruptions", "frog"], "'fog'"),
         (["data", "generate", "mine", "--from", "{}/none"], "/none"),

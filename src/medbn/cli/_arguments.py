@@ -41,6 +41,14 @@ def positive_int(text: str) -> int:
     return _integer(text, 1)
 
 
+def image_size(text: str) -> tuple[int, int]:
+    """Return the height and the width in ``text``: ``256x512``, or one number for a square."""
+    parts = [positive_int(part) for part in text.lower().replace("×", "x").split("x")]
+    if len(parts) > 2:
+        raise argparse.ArgumentTypeError(f"PX or HEIGHTxWIDTH is expected, not {text!r}")
+    return parts[0], parts[-1]
+
+
 def natural_int(text: str) -> int:
     """Return the integer in ``text``, which must be at least 0."""
     return _integer(text, 0)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from .._errors import unknown_name
-from ._arguments import add_root, natural_int, positive_int
+from ._arguments import add_root, image_size, natural_int, positive_int
 from ._completion import complete, corruption_names, dataset_names
 from ._terminal import format_table, show_progress
 
@@ -43,10 +43,24 @@ def _configure_generate(parser: argparse.ArgumentParser) -> None:
     parser.epilog = (
         "examples:\n  medbn data generate cifar10-c\n  medbn data generate photos-c --from photos --size 224"
     )
-    name = parser.add_argument("name", metavar="NAME", help="cifar10-c, cifar100-c, digits-c, or a name for --from")
+    name = parser.add_argument(
+        "name",
+        metavar="NAME",
+        help="a dataset that ends in -c, such as cifar10-c or cityscapes-c, or a name for --from",
+    )
     complete(name, dataset_names)
-    parser.add_argument("--from", dest="source", metavar="FOLDER", help="corrupt your own images: FOLDER/CLASS/IMAGE")
-    parser.add_argument("--size", type=positive_int, metavar="PX", help="with --from: scale and crop images to PX × PX")
+    parser.add_argument(
+        "--from",
+        dest="source",
+        metavar="FOLDER",
+        help="corrupt your own images: FOLDER/CLASS/IMAGE, or FOLDER with images/, labels/ and classes.toml",
+    )
+    parser.add_argument(
+        "--size",
+        type=image_size,
+        metavar="PX|HxW",
+        help="for --from and for segmentation: scale images to PX × PX, or to height × width (256x512)",
+    )
     parser.add_argument("--out", metavar="FOLDER", help="folder to write to (default: in the folder of the datasets)")
     corruptions = parser.add_argument("--corruptions", nargs="+", metavar="C", help="only these (default: all 15)")
     complete(corruptions, corruption_names)
@@ -103,16 +117,23 @@ def generate(options: argparse.Namespace) -> None:
     """Corrupt a dataset and write it as a new one."""
     from .. import data
 
+    size = {"size": options.size} if options.size else {}
     if options.source:
-        source = data.load_image_folder(options.source, size=options.size)
+        source: Any
+        if data.task_of(Path(options.source)) == "segmentation":
+            source = data.load_segmentation(Path(options.source), **size)
+        else:
+            source = data.load_image_folder(options.source, **size)
         default = data.find_root(options.root) / options.name
     else:
-        if options.size:
-            raise ValueError("--size goes with --from: the named datasets have a size.")
         clean = {name: data.get(name).clean for name in data.available() if data.get(name).clean}
         if options.name not in clean:
             raise unknown_name("dataset to generate (or give your own with --from FOLDER)", options.name, clean)
-        source = data.load(str(clean[options.name]), root=options.root)
+        name = str(clean[options.name])
+        if size and data.task_of(name) == "classification":
+            raise ValueError("--size goes with --from and with segmentation: the named datasets have a size.")
+        load = data.load_segmentation if data.task_of(name) == "segmentation" else data.load
+        source = load(name, root=options.root, **size)
         default = data.get(options.name).path(options.root)
     names = tuple(dict.fromkeys(options.corruptions or data.corruptions.NAMES))
     if "frost" in names and options.frost is None:

@@ -3,23 +3,29 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from .._files import replace_atomically
 from . import corruptions
-from .cifar_c import MANIFEST, read_manifest
+from .arrays import LABELS, MANIFEST, moved_labels_file, read_manifest
 from .dataset import Dataset
+from .segmentation import SegmentationDataset
 
 _IMAGES_PER_TASK = 500
+_BYTES_PER_TASK = 2**27
+"""Fewer images than that make a task where they are large."""
 
 Report = Callable[[str, int, int], object]
 """Called with the corruption's name, the images written so far, and all images of that corruption."""
@@ -36,7 +42,7 @@ class GenerationResult:
 
 
 def generate(
-    dataset: Dataset,
+    dataset: Dataset | SegmentationDataset,
     folder: str | Path,
     *,
     names: Sequence[str] = corruptions.NAMES,
@@ -47,10 +53,11 @@ def generate(
 ) -> GenerationResult:
     """Write corruptions of a dataset at all five severities, one file ``folder/NAME.npy`` each, and ``labels.npy``.
 
-    A file holds (5 · N, H, W, 3) bytes, severity by severity; images of one channel are written as grey. A file appears
-    when it is complete, so a call that was stopped is continued by repeating it. A folder that was generated with
-    another seed or dataset, or that holds other files, is refused, and so is a file of an earlier version of its
-    corruption.
+    A file holds (5 · N, H, W, 3) bytes, severity by severity; images of one channel are written as grey. Labels of
+    segmentation are (N, H, W) bytes; those of a corruption that moves pixels are (5 · N, H, W) in
+    ``NAME-labels.npy``. A file appears when it is complete, so a call that was stopped is continued by repeating it. A
+    folder that was generated with another seed or dataset, or that holds other files, is refused, and so is a file of
+    an earlier version of its corruption.
 
     Args:
         dataset: the clean images.
@@ -68,36 +75,75 @@ def generate(
     if jobs < 1:
         raise ValueError(f"jobs must be at least 1, got {jobs}.")
     if len(dataset):  # images or a seed that cannot be used raise an error before the folder is created
-        corruptions.corrupt(dataset.read(range(1)), "contrast", 1, seed=seed)
+        corruptions.corrupt(_read_images(dataset, range(1)), "contrast", 1, seed=seed)
     _write_manifest(folder, _describe(dataset, seed, frost), names)
-    label_type = np.uint8 if len(dataset.classes) <= 256 else np.int64
-    with replace_atomically(folder / "labels.npy") as partial, partial.open("wb") as file:
-        np.save(file, np.tile(dataset.labels.numpy().astype(label_type), 5))
+    _write_labels(folder, dataset)
     skipped = tuple(name for name in names if (folder / f"{name}.npy").is_file())
     written = tuple(name for name in names if name not in skipped)
     _, height, width = dataset.shape
     shape = (5 * len(dataset), height, width, 3)
     with _workers(jobs) as submit:
         for name in written:
-            done = 0
-            with replace_atomically(folder / f"{name}.npy") as partial, partial.open("wb") as file:
-                np.lib.format.write_array_header_1_0(file, {"descr": "|u1", "fortran_order": False, "shape": shape})
-                for images in submit(_tasks(dataset, name, seed, frost)):
-                    file.write(images)
-                    done += len(images)
-                    if report:
-                        report(name, done, shape[0])
+            if isinstance(dataset, SegmentationDataset) and corruptions.get(name).move_labels:
+                _write_array(folder / moved_labels_file(name), shape[:3], _moved_labels(dataset, name, seed))
+            progress = partial(report, name) if report else None
+            _write_array(folder / f"{name}.npy", shape, submit(_tasks(dataset, name, seed, frost)), progress)
     return GenerationResult(folder, written, skipped)
 
 
 Task = tuple[torch.Tensor, str, int, int, int, str | Path | None]
 
 
-def _tasks(dataset: Dataset, name: str, seed: int, frost: str | Path | None) -> Iterator[Task]:
+def _tasks(dataset: Dataset | SegmentationDataset, name: str, seed: int, frost: str | Path | None) -> Iterator[Task]:
+    for severity, indices in _parts(dataset):
+        yield _read_images(dataset, indices), name, severity, seed, indices.start, frost
+
+
+def _parts(dataset: Dataset | SegmentationDataset) -> Iterator[tuple[int, range]]:
+    """Yield the severity and the images of each task, in the order of the file."""
+    step = max(1, min(_IMAGES_PER_TASK, _BYTES_PER_TASK // math.prod(dataset.shape)))
     for severity in corruptions.SEVERITIES:
-        for first in range(0, len(dataset), _IMAGES_PER_TASK):
-            images = dataset.read(range(first, min(first + _IMAGES_PER_TASK, len(dataset))))
-            yield images, name, severity, seed, first, frost
+        for first in range(0, len(dataset), step):
+            yield severity, range(first, min(first + step, len(dataset)))
+
+
+def _read_images(dataset: Dataset | SegmentationDataset, indices: range) -> torch.Tensor:
+    return dataset.read_images(indices) if isinstance(dataset, SegmentationDataset) else dataset.read(indices)
+
+
+def _write_labels(folder: Path, dataset: Dataset | SegmentationDataset) -> None:
+    """Write the labels: those of every image of a file, or those of every pixel of the clean images."""
+    if isinstance(dataset, SegmentationDataset):
+        if not (folder / LABELS).is_file():
+            labels = (dataset.read_labels(range(k, k + 1)).numpy() for k in range(len(dataset)))
+            _write_array(folder / LABELS, (len(dataset), *dataset.size), labels)
+        return
+    kind = np.uint8 if len(dataset.classes) <= 256 else np.int64
+    with replace_atomically(folder / LABELS) as partial_file, partial_file.open("wb") as file:
+        np.save(file, np.tile(dataset.labels.numpy().astype(kind), 5))
+
+
+def _moved_labels(dataset: SegmentationDataset, name: str, seed: int) -> Iterator[npt.NDArray[np.uint8]]:
+    for severity, indices in _parts(dataset):
+        labels = dataset.read_labels(indices)
+        yield corruptions.corrupt_labels(labels, name, severity, seed=seed, first=indices.start).numpy()
+
+
+def _write_array(
+    path: Path,
+    shape: tuple[int, ...],
+    blocks: Iterable[npt.NDArray[np.uint8]],
+    report: Callable[[int, int], object] | None = None,
+) -> None:
+    """Write a file of bytes from blocks that make up its first axis."""
+    done = 0
+    with replace_atomically(path) as partial_file, partial_file.open("wb") as file:
+        np.lib.format.write_array_header_1_0(file, {"descr": "|u1", "fortran_order": False, "shape": shape})
+        for block in blocks:
+            file.write(np.ascontiguousarray(block).data)
+            done += len(block)
+            if report:
+                report(done, shape[0])
 
 
 def _run(task: Task) -> Any:
@@ -132,13 +178,13 @@ def _map_ahead(pool: ProcessPoolExecutor, tasks: Iterator[Task], depth: int) -> 
         yield future.result()
 
 
-def _describe(dataset: Dataset, seed: int, frost: str | Path | None) -> dict[str, Any]:
+def _describe(dataset: Dataset | SegmentationDataset, seed: int, frost: str | Path | None) -> dict[str, Any]:
     """Return the manifest: everything that the images depend on."""
     try:
         photographs = corruptions.frost_fingerprint(frost)
     except FileNotFoundError:
         photographs = "none"  # an error only where frost is asked for, which has been checked
-    return {
+    manifest = {
         "made by": "medbn data generate",
         "dataset": dataset.name,
         "fingerprint": dataset.fingerprint,
@@ -148,6 +194,10 @@ def _describe(dataset: Dataset, seed: int, frost: str | Path | None) -> dict[str
         "frost": photographs,
         "version": corruptions.VERSION,
     }
+    if isinstance(dataset, SegmentationDataset):
+        colours = [list(colour) for colour in dataset.colours]
+        manifest |= {"task": "segmentation", "colours": colours, "scored": list(dataset.scored)}
+    return manifest
 
 
 def _write_manifest(folder: Path, manifest: dict[str, Any], names: Sequence[str]) -> None:

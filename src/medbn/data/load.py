@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,13 @@ from .corrupt import corrupt, corrupt_segmentation
 from .dataset import Dataset
 from .image_folder import load_image_folder
 from .registry import DatasetInfo, find_root, get
-from .segmentation import SegmentationDataset, is_segmentation_folder, load_segmentation_folder
+from .segmentation import (
+    SegmentationDataset,
+    is_generated_segmentation,
+    is_segmentation_folder,
+    load_generated_segmentation,
+    load_segmentation_folder,
+)
 
 
 def load(
@@ -48,6 +55,8 @@ def load(
         raise unknown_name("split", split, ("train", "test"))
     dataset: Dataset
     if _is_path(name):
+        if task_of(name) == "segmentation":
+            raise _wrong_task(str(name), "segmentation")
         if (Path(name) / "labels.npy").is_file():
             _check_test_split(name, split)
             return load_cifar_c(name, corruption or "", severity, **options)
@@ -77,7 +86,8 @@ def load_segmentation(
 
     Args:
         name: a dataset of ``available()`` whose task is "segmentation"; or a path (any name with a slash) to a folder
-            with ``images/`` and ``labels/``, see ``load_segmentation_folder``.
+            with ``images/`` and ``labels/``, see ``load_segmentation_folder``, or to one that ``medbn data generate``
+            wrote.
         split: "train", "val" or "test". Where the labels of the test part are not public (Cityscapes), "test" opens
             the validation part; where there is none, "val" opens the test part.
         corruption: corrupts the images as they are read; a corruption that moves pixels moves their labels too.
@@ -94,6 +104,9 @@ def load_segmentation(
         raise unknown_name("split", split, ("train", "val", "test"))
     dataset: SegmentationDataset
     if _is_path(name):
+        if is_generated_segmentation(name):
+            _check_test_split(name, split)
+            return load_generated_segmentation(name, corruption or "", severity, **options)
         dataset = load_segmentation_folder(name, split, **options)
     else:
         info = _find(str(name), "segmentation")
@@ -108,7 +121,8 @@ def load_segmentation(
 def task_of(name: str | Path) -> str:
     """Return what the labels of a dataset, by its name or path, are for: "classification" or "segmentation"."""
     if _is_path(name):
-        return "segmentation" if is_segmentation_folder(name) else "classification"
+        segmentation = is_segmentation_folder(name) or is_generated_segmentation(name)
+        return "segmentation" if segmentation else "classification"
     return get(str(name)).task
 
 
@@ -120,11 +134,13 @@ def _find(name: str, task: str) -> DatasetInfo:
     """Return what is known about a dataset; raise an error unless it is for that task."""
     info = get(name)
     if info.task != task:
-        function = "load_segmentation" if info.task == "segmentation" else "load"
-        raise ValueError(
-            f"{name} is a dataset for {info.task}, not for {task}: open it with data.{function}({name!r})."
-        )
+        raise _wrong_task(name, info.task)
     return info
+
+
+def _wrong_task(name: str, task: str) -> ValueError:
+    function = "load_segmentation" if task == "segmentation" else "load"
+    return ValueError(f"{name} is a dataset for {task}: open it with data.{function}({name!r}).")
 
 
 def _open(
@@ -138,6 +154,7 @@ def _open(
     """Open a named dataset; raise an error that says how to get it if it is not there."""
     if not info.is_present(root):
         raise FileNotFoundError(f"{info.name} is not in {find_root(root)}; get it: {info.how_to_get()}.")
+    _check_options(info, options)
     if not info.corrupted:
         return info.open(info.path(root), split=split, **options)
     _check_test_split(info.name, split)
@@ -147,5 +164,16 @@ def _open(
 
 
 def _check_test_split(name: str | Path, split: str) -> None:
-    if split != "test":
+    if split == "train":
         raise ValueError(f"{name} has only a test split.")
+
+
+def _check_options(info: DatasetInfo, options: dict[str, Any]) -> None:
+    """Raise an error for an option that the function that opens the dataset does not have."""
+    parameters = inspect.signature(info.open).parameters.values()
+    if any(one.kind is inspect.Parameter.VAR_KEYWORD for one in parameters):
+        return
+    known = [one.name for one in parameters if one.name not in ("folder", "path", "split", "corruption", "severity")]
+    for option in options:
+        if option not in known:
+            raise ValueError(f"{info.name} has no option {option!r}; it has {', '.join(known) or 'none'}.")

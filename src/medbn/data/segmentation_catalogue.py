@@ -3,10 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
-from .registry import register
-from .segmentation import SegmentationDataset, camvid, cityscapes, scenes, synthia
+from .registry import get, register
+from .segmentation import (
+    SegmentationDataset,
+    camvid,
+    cityscapes,
+    load_generated_segmentation,
+    scenes,
+    synthia,
+)
 
 
 def _register(name: str, opener: Callable[..., SegmentationDataset], **facts: Any) -> None:
@@ -55,4 +63,18 @@ for _name, _opener, _images, _about in (
         shape=(3, 720, 960),
         classes=11,
         instructions=camvid.HOW_TO_GET,
+    )
+
+for _name in ("scenes", "cityscapes", "camvid"):
+    _clean = get(_name)
+    _register(
+        f"{_name}-c",
+        partial(load_generated_segmentation, name=f"{_name}-c"),
+        about=f"the test images of {_name}, corrupted in 15 ways",
+        folder=f"{_name}-c",
+        images=_clean.images,
+        shape=_clean.shape,
+        classes=_clean.classes,
+        corrupted=True,
+        clean=_name,
     )
