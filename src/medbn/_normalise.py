@@ -6,9 +6,11 @@ run, and composes the reference functions everywhere else; the results agree.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd import Function
 
@@ -104,6 +106,36 @@ def normalise_with(
         x, finite = isolate(x)
     centre, variance = (s.to(kernels.working_dtype(x)) for s in statistics)
     return mask_isolated(kernels.normalise(x, centre, variance, weight, bias, eps), finite)
+
+
+def normalise_chosen(
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    estimator: Estimator,
+    eps: float,
+    nonfinite: str | None,
+    choose: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]],
+    *,
+    valid: Tensor | None = None,
+    backward: Estimator | None = None,
+) -> Normalised:
+    """Normalise a batch with what ``choose`` returns for its centre and variance; see ``normalise_batch``."""
+    batch = None
+    if not torch.is_grad_enabled() and valid is None and estimator.kernel and isolates(estimator, nonfinite):
+        check_input(x)
+        batch = kernels.statistics(x, estimator.kernel)  # isolates images that are not finite
+    if batch is None:
+        estimated = estimate_batch(x, estimator, valid, nonfinite, backward)
+        batch, x, finite = (estimated.centre, estimated.variance), estimated.x, estimated.finite
+    else:
+        finite = None
+    used = choose(*batch)
+    if torch.is_grad_enabled() or used[0].dtype != x.dtype:
+        y = kernels.normalise(x, *used, weight, bias, eps)
+    else:
+        y = F.batch_norm(x, *used, weight, bias, False, 0.0, eps)  # in one pass over the activation
+    return Normalised(mask_isolated(y, finite), *batch, None, used)
 
 
 def _compose(

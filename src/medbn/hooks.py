@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from . import estimators, policies
 from ._contexts import add_observers, add_overrides, remove_observers, remove_overrides
 from .estimators import Estimator
-from .layers import LayerPass, Observer, RobustBatchNorm
+from .layers import Choose, LayerPass, Observer, RobustBatchNorm
 from .policies import Policy
 
 
@@ -110,6 +110,19 @@ def use_policy(model: nn.Module, policy: str | Policy) -> Iterator[None]:
     for layer in layers:
         layer.check_policy(policy)
     with _override({layer: {"_policy": policy} for layer in layers}):
+        yield
+
+
+@contextmanager
+def choose_statistics(model: nn.Module, choose: Choose) -> Iterator[None]:
+    """Let a function choose the statistics of every layer, instead of its policy.
+
+    Args:
+        model: a model with robust layers.
+        choose: called by each layer with itself, its input, and the batch's centre and variance; returns the centre and
+            the variance to normalise with.
+    """
+    with _override({layer: {"_choose": choose} for layer in robust_layers(model).values()}):
         yield
 
 

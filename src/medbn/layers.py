@@ -22,7 +22,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from . import estimators, kernels, policies
 from ._isolate import isolates
-from ._normalise import Normalised, is_batch_norm, normalise_batch, normalise_with
+from ._normalise import Normalised, is_batch_norm, normalise_batch, normalise_chosen, normalise_with
 from .estimators import Estimator
 from .policies import Policy
 
@@ -55,12 +55,15 @@ class Observer:
     always_estimate: bool = False
 
 
+Choose = Callable[["RobustBatchNorm", Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
+"""From a layer, its input and the batch's centre and variance to the statistics to normalise with."""
+
 tails: dict[str, Callable[[nn.Module, Tensor], Tensor]] = {}
 """What BatchNorm subclasses do after normalising, by the class's module and name; see ``medbn.register_tail``."""
 
 _MOVING_AVERAGE = ("ema_mean", "ema_var")
 _SETTINGS = ("_estimator", "_policy", "_own_policy", "_nonfinite", "_converted_from", "_tail")
-_TEMPORARY: dict[str, Any] = {"_valid": None, "_backward": None, "_observers": (), "_overrides": ()}
+_TEMPORARY: dict[str, Any] = {"_valid": None, "_backward": None, "_choose": None, "_observers": (), "_overrides": ()}
 overrides_lock = threading.RLock()
 """Held while what contexts have set is changed: threads may use contexts of one model at the same time."""
 
@@ -121,6 +124,7 @@ class RobustBatchNorm(_BatchNorm):
         # Set by the contexts of medbn.hooks, for as long as they last; copies made meanwhile do not have them.
         self._valid: Tensor | None = None
         self._backward: Estimator | None = None
+        self._choose: Choose | None = None
         self._observers: tuple[Observer, ...] = ()
         self._overrides: tuple[dict[str, Any], ...] = ()
         self.policy = policy
@@ -198,7 +202,12 @@ class RobustBatchNorm(_BatchNorm):
         self._check_input_dim(input)
         if input.shape[1] != self.num_features:
             raise ValueError(f"expected {self.num_features} channels, got input of shape {tuple(input.shape)}.")
-        output = self._torch_forward(input) if self._is_torch_batch_norm(input) else self._robust_forward(input)
+        if self._choose is not None:
+            output = self._chosen_forward(input, self._choose)
+        elif self._is_torch_batch_norm(input):
+            output = self._torch_forward(input)
+        else:
+            output = self._robust_forward(input)
         return output if self._tail is None else tails[self._tail](self, output)
 
     def _is_torch_batch_norm(self, input: Tensor) -> bool:
@@ -264,6 +273,24 @@ class RobustBatchNorm(_BatchNorm):
         if batch_weight and not torch.compiler.is_compiling():
             _warn_of_single_value()
 
+    def _chosen_forward(self, input: Tensor, choose: Choose) -> Tensor:
+        """Normalise with what a function makes of the batch's statistics, instead of by the policy."""
+        result = normalise_chosen(
+            input,
+            self.weight,
+            self.bias,
+            self._estimator,
+            self.eps,
+            self._nonfinite,
+            lambda centre, variance: choose(self, input, centre, variance),
+            valid=self._valid,
+            backward=self._backward,
+        )
+        assert result.used is not None
+        for observer in self._observers:
+            observer.call(LayerPass(self, input, result.batch_centre, result.batch_variance, *result.used))
+        return result.y
+
     @property
     def _batch_weight(self) -> float:
         """The weight of the batch's statistics; ``_running_statistics`` have the rest."""
@@ -300,7 +327,7 @@ class RobustBatchNorm(_BatchNorm):
     def _apply_overrides(self) -> None:
         """Set what contexts may override: to the value of the last context that does, else to the layer's own."""
         settings = vars(self)
-        settings.update(_policy=self._own_policy, _valid=None, _backward=None)
+        settings.update(_policy=self._own_policy, _valid=None, _backward=None, _choose=None)
         for override in self._overrides:
             settings.update(override)
 

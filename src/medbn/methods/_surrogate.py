@@ -19,6 +19,9 @@ from ._call import Inputs, extract_logits
 if TYPE_CHECKING:
     from .base import Adapter
 
+MEMORY = "memory: "
+"""Begins the names of a surrogate's tensors that are no tensors of the model."""
+
 
 def make_surrogate(adapter: Adapter, gradient: str, of: str, temperature: float, unroll: int) -> Surrogate:
     """Return a surrogate; ``Adapter.surrogate`` explains the arguments."""
@@ -43,10 +46,13 @@ class Surrogate:
         self.adapter, self.state, self.unroll = adapter, state, unroll
         self.backward_estimator = backward_estimator
         self.tensors: dict[str, Tensor] = dict(state["learned"])
-        """The state's learned parameters and moving averages, by their names in the model."""
+        """The state's learned parameters and moving averages, by their names in the model, and what is used of its
+        memory."""
         for name, (mean, var) in state["averages"].items():
             prefix = f"{name}." if name else ""
             self.tensors |= {f"{prefix}ema_mean": mean, f"{prefix}ema_var": var}
+        memory = adapter.surrogate_tensors(state["memory"])
+        self.tensors |= {MEMORY + name: value for name, value in memory.items()}
 
     def with_tensors(self, tensors: dict[str, Tensor]) -> Surrogate:
         """Return the same function with other tensors in the place of the state's."""
@@ -61,15 +67,16 @@ class Surrogate:
     def _predict(self, args: tuple[Any, ...], kwargs: dict[str, Any], valid: Tensor | None) -> Tensor:
         adapter, model, state, backward = self.adapter, self.adapter.model, self.state, self.backward_estimator
         inputs = Inputs.of(args, kwargs, valid)
+        memory = {name.removeprefix(MEMORY): t for name, t in self.tensors.items() if name.startswith(MEMORY)}
+        tensors = {name: t for name, t in self.tensors.items() if not name.startswith(MEMORY)}
 
         def logits(learned: dict[str, Tensor]) -> Tensor:
-            output = torch.func.functional_call(model, {**self.tensors, **learned}, inputs.args, inputs.kwargs)
+            output = torch.func.functional_call(model, {**tensors, **learned}, inputs.args, inputs.kwargs)
             return extract_logits(output, adapter.logits, inputs.size)
 
         if model.training:
             model.eval()
-        policy = adapter.commit_policy(inputs.size, state["memory"])
-        normalise = nullcontext() if policy is None else hooks.use_policy(model, policy)
+        normalise = adapter.normalise_as_attacked(inputs.size, state["memory"], memory)
         replace_gradient = hooks.backward_through(model, backward) if backward and adapter.layers else nullcontext()
         unrolls = bool(self.unroll and adapter.learned)
         with normalise, adapter.ignore_padding(inputs):

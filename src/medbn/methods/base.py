@@ -291,12 +291,16 @@ class Adapter(Stateful):
         """Return how many images have a finite output, and raise if there are none, before anything has changed."""
         if not self.adapts:
             return inputs.size
-        images = int(inputs.finite_images(output).sum())
+        images = self.wait_for(inputs.finite_images(output).sum())
         if not images:
             raise ValueError(NOTHING_FINITE)
         return images
 
-    # --- what methods and CUDA graphs use -----------------------------------------------------------------------------
+    def wait_for(self, images: Tensor) -> int:
+        """Return the number of usable images: the one value for which a call waits for the device."""
+        return int(images)
+
+    # --- what methods, surrogates and CUDA graphs use -----------------------------------------------------------------
 
     def run_model(self, inputs: Inputs) -> Any:
         """Return the model's output for a call."""
@@ -335,6 +339,23 @@ class Adapter(Stateful):
                 first = o.name in averaged and o.layer not in statistics  # a layer that runs twice is committed once
                 if first and o.batch_centre is not None and o.batch_variance is not None:
                     statistics[o.layer] = o.batch_centre.detach(), o.batch_variance.detach()
+
+    def normalise_as_attacked(
+        self, images: int, memory: dict[str, Any], tensors: dict[str, Tensor]
+    ) -> AbstractContextManager[None]:
+        """Normalise as a surrogate of this adapter does, inside the context.
+
+        Args:
+            images: how many images the batch has.
+            memory: that of the state in which an attacker knows the adapter.
+            tensors: those of ``surrogate_tensors``, or others in their place.
+        """
+        policy = self.commit_policy(images, memory)
+        return nullcontext() if policy is None else hooks.use_policy(self.model, policy)
+
+    def surrogate_tensors(self, memory: dict[str, Any]) -> dict[str, Tensor]:
+        """Return the tensors of a memory that ``normalise_as_attacked`` reads."""
+        return {}
 
     def ignore_padding(self, inputs: Inputs) -> AbstractContextManager[None]:
         """Leave the padding of these inputs out of the statistics, inside the context."""

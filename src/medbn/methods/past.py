@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, ClassVar
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from .. import hooks, policies
+from .._errors import unknown_name
 from .._isolate import isolates
 from ..policies import Policy
 from ._call import Inputs
 from ._check_state import Values, check_count, check_images
+from ._memories import Choice, Memories, Seen, Settings
 from ._registry import register
+from ._surrogate import make_hashable
 from .base import Adapter, Commit
 
 
@@ -43,6 +48,16 @@ class Past(Adapter):
     So the first few batches are passed through the model a second time, normalised by an average that includes the
     batch, as in sEMA, and those statistics are committed.
 
+    **Changes.** With ``changes="detect"``, a batch is first compared with what is remembered of earlier ones, by
+    features of single images in the input of the first layer (``_changes.py``). Where they differ by more than a share
+    of ``malicious`` crafted images can feign, a change is declared: the batch is normalised with its own statistics,
+    mixed with the training statistics (``fallback``), and a new memory starts with it. Where an older memory fits, that
+    is taken up again instead. So no image's prediction depends on others of its batch but through this choice, and in
+    declared batches through the fallback. The first batch is declared, because nothing is remembered. ``memory`` counts
+    how many batches were ``"declared"``, and how many ``"returned"`` to an older memory. Calls of fewer images than a
+    test needs, about 60, are predicted by the memory in use, collected, and tested together. No batch has a second
+    pass. docs/threat-model.md says what is proved, and what is not.
+
     The surrogate that an attacker differentiates normalises the batch with an average that includes it. That is how the
     same images would be predicted if they came again: all that the attacker can still change.
 
@@ -52,6 +67,12 @@ class Past(Adapter):
         batch_size: how many images that batch has.
         min_images: the least number of images to commit, at most ``batch_size``; 1 commits every call at once.
         two_pass_batches: how many batches have a second forward pass, from the start or ``reset()`` on.
+        changes: ``"detect"`` to find changes of the images and to follow them; None for one memory that fades.
+        malicious: the largest share of malicious images in a batch that must not be able to raise an alarm.
+        fallback: the weight of the training statistics in a declared batch: from 0, the batch's own statistics alone,
+            to 1, the training statistics alone. None for that of the estimator.
+        memories: how many memories to keep.
+        false_alarms: a bound of the chance that a batch is declared although nothing has changed.
         options: those of Adapter.
     """
 
@@ -67,6 +88,11 @@ class Past(Adapter):
         batch_size: int = 200,
         min_images: int = 16,
         two_pass_batches: int = 5,
+        changes: str | None = None,
+        malicious: float = 0.2,
+        fallback: float | None = None,
+        memories: int = 4,
+        false_alarms: float = 1e-4,
         **options: Any,
     ) -> None:
         super().__init__(model, **options)
@@ -84,10 +110,26 @@ class Past(Adapter):
         self.two_pass_batches = two_pass_batches
         self._warned = False
         self.memory |= {"batches": 0, "images": 0, "collected": {}}
+        if changes not in (None, "detect"):
+            raise unknown_name("changes", changes, ("detect",))
+        self._settings = Settings(malicious, fallback, memories, false_alarms, self.momentum, batch_size)
+        self._detects = changes == "detect"
+        if self._detects:
+            self.min_images = max(self.min_images, self._settings.least_images())
+        self._memories: Memories | None = None
+        self._tensors: dict[str, Tensor] | None = None
+        self._seen: Seen | None = None
+
+    def prepare(self) -> None:
+        """Start the memories."""
+        if self._detects:
+            averaged = self._averaged()
+            self._memories = Memories({n: layer for n, layer in self.layers.items() if n in averaged}, self._settings)
+            self.memory |= self._memories.first()
 
     def commits_prediction(self) -> bool:
         """Return whether this batch has one pass only."""
-        return bool(self.memory["batches"] >= self.two_pass_batches)
+        return self._detects or bool(self.memory["batches"] >= self.two_pass_batches)
 
     def update(self, inputs: Inputs, output: Any) -> bool:
         """Run the second pass of an early batch, and commit its statistics."""
@@ -143,9 +185,69 @@ class Past(Adapter):
         early = not self.commits_prediction()
         policy = self.commit_policy(images, self.memory) if early else self.policy
         normalise = hooks.use_policy(self.model, policy)
+        self._load_memories(images)
         with torch.no_grad(), self.ignore_padding(inputs), normalise, self.observe_statistics() as gather:
             self.run_model(inputs)
         self._commit(gather(), images)
+
+    # --- changes ------------------------------------------------------------------------------------------------------
+
+    def _predict(self, inputs: Inputs) -> tuple[Any, Commit | None]:
+        self._load_memories(inputs.size)
+        return super()._predict(inputs)
+
+    def _load_memories(self, images: int) -> None:
+        """Make ready what a pass over this many images reads; None if they are too few to find a change in."""
+        self._tensors = self._seen = None
+        if self._memories is None:
+            return
+        if any(layer.ema_mean is None for layer in self._memories.layers.values()):
+            self.memory |= self._memories.first()  # other training statistics were loaded
+        if images >= self.min_images:
+            self._tensors = self._memories.load(self.memory, images)
+
+    @contextmanager
+    def observe_statistics(self) -> Iterator[Callable[[], Commit]]:
+        """Collect the batch's statistics and, in a batch in which changes are found, choose what normalises it."""
+        if self._memories is None or self._tensors is None:
+            with super().observe_statistics() as gather:
+                yield gather
+            return
+        choice = Choice(self._memories, self._tensors)
+
+        def gather_seen() -> Commit:
+            self._seen = choice.gather()
+            return lambda policy: None
+
+        with hooks.choose_statistics(self.model, choice):
+            yield gather_seen
+
+    def wait_for(self, images: Tensor) -> int:
+        """Return the number of usable images; learn what was chosen, without waiting a second time."""
+        return super().wait_for(images) if self._seen is None else self._seen.wait_for(images)
+
+    def surrogate_tensors(self, memory: dict[str, Any]) -> dict[str, Tensor]:
+        """Return what is remembered."""
+        return {} if self._memories is None else self._memories.tensors(memory)
+
+    def normalise_as_attacked(
+        self, images: int, memory: dict[str, Any], tensors: dict[str, Tensor]
+    ) -> AbstractContextManager[None]:
+        """Normalise with an average that includes the batch; with its own statistics where a change is declared."""
+        if self._memories is None:
+            return super().normalise_as_attacked(images, memory, tensors)
+        if images < self.min_images:
+            weight = self._memories.weights(memory, images)[memory["current"]]
+            return hooks.use_policy(self.model, policies.ema(weight))
+        tensors = tensors | self._memories.constants(memory, images)
+        return hooks.choose_statistics(self.model, Choice(self._memories, tensors, includes=True))
+
+    def surrogate_key(self, state: dict[str, Any], images: int) -> Hashable:
+        """Return a key with the memories and their options, if there are any."""
+        key = super().surrogate_key(state, images)
+        return (key, self._settings, self.min_images, make_hashable(state["memory"])) if self._detects else key
+
+    # --- weights ------------------------------------------------------------------------------------------------------
 
     def commit_policy(self, images: int, memory: dict[str, Any]) -> Policy:
         """Return the average with the weight of a batch of that many images after those in ``memory``."""
@@ -156,20 +258,23 @@ class Past(Adapter):
 
     def _commit(self, commit: Commit, images: int) -> None:
         """Commit statistics of this many images, and count them."""
+        if self._memories is not None and self._seen is not None:
+            self._memories.commit(self.memory, self._seen, images)
         commit(self.commit_policy(images, self.memory))
         self.memory["batches"] += 1
         self.memory["images"] += min(images, self.batch_size)
 
     def extra_repr(self) -> str:
         """Return the options that the layers do not show."""
-        return (
-            f"momentum={self.momentum:g}, batch_size={self.batch_size}, min_images={self.min_images},"
-            f" two_pass_batches={self.two_pass_batches}"
+        return f"momentum={self.momentum:g}, batch_size={self.batch_size}, min_images={self.min_images}," + (
+            f" {self._settings}" if self._detects else f" two_pass_batches={self.two_pass_batches}"
         )
 
     def check_memory(self, memory: dict[str, Any], values: Values) -> None:
-        """Require numbers of batches and images, and fewer collected images than would be committed."""
+        """Require numbers of batches and images, fewer collected images than would be committed, and memories."""
         check_count("the number of batches", memory["batches"])
         check_count("the number of images", memory["images"])
         if check_images("the collected images", memory["collected"]) >= max(self.min_images, 1):
             raise ValueError(f"there must be fewer than {self.min_images} collected images.")
+        if self._memories is not None:
+            self._memories.check(memory, values)
