@@ -14,6 +14,7 @@ from .projections import project
 from .registry import available, get, register, unregister
 from .scenarios import Cumulative, Instant, Outcome, Scenario, cumulative, instant
 from .summary import Summary, mean_iou
+from .unnoticed import Unnoticed
 
 __all__ = [
     "DIA",
@@ -31,6 +32,7 @@ __all__ = [
     "Summary",
     "Targeted",
     "TargetedPixel",
+    "Unnoticed",
     "available",
     "cumulative",
     "get",

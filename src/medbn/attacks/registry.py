@@ -32,7 +32,7 @@ def available() -> list[str]:
     """Return the names of ready-made attacks.
 
     >>> available()
-    ['adaptive', 'dia', 'semi_white_box', 'smooth', 'straight_through', 'unrolled', 'worst_case']
+    ['adaptive', 'dia', 'semi_white_box', 'smooth', 'straight_through', 'unnoticed', 'unrolled', 'worst_case']
     """
     return sorted(_registry.available())
 

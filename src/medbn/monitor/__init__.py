@@ -9,10 +9,11 @@
 
 from . import signals
 from .batch import Batch, Moments
-from .exporters import JSONLines
+from .exporters import JSONLines, OpenTelemetry, Prometheus
 from .martingale import Martingale
-from .monitor import Exporter, Monitor
+from .monitor import Exporter, Monitor, choose_layers
 from .record import Alarm, Record, is_stream, read, read_lines
+from .watch import Watch
 
 __all__ = [
     "Alarm",
@@ -22,7 +23,11 @@ __all__ = [
     "Martingale",
     "Moments",
     "Monitor",
+    "OpenTelemetry",
+    "Prometheus",
     "Record",
+    "Watch",
+    "choose_layers",
     "is_stream",
     "read",
     "read_lines",

@@ -117,7 +117,7 @@ class Monitor:
         self._changed = -1
         self._signals = [signals.get(name) for name in signals.available()]
         self._warned: set[object] = set()
-        self.layers = _choose_layers(adapter, layers)
+        self.layers = choose_layers(adapter, layers)
         with adapter.lock.held:
             self._collector = Collector(adapter, self.layers, bounds, self._receive)
 
@@ -262,7 +262,7 @@ def _check_actions(on_alarm: Action | Sequence[Action]) -> list[Action]:
     return actions
 
 
-def _choose_layers(adapter: Adapter, names: Iterable[str] | None) -> dict[str, RobustBatchNorm]:
+def choose_layers(adapter: Adapter, names: Iterable[str] | None) -> dict[str, RobustBatchNorm]:
     """Return the layers to read in the order of the model: the first and the last of each stage, or those named."""
     every = list(adapter.layers)
     if names is None:

@@ -22,7 +22,7 @@ from torch import Tensor
 from .. import kernels
 from .._registry import Registry
 from ..methods import mean_over
-from .batch import Batch, robust_spread
+from .batch import Batch, Moments, robust_spread
 
 Number = Tensor | float
 Function = Callable[[Batch], "Number | dict[str, Number] | None"]
@@ -125,13 +125,18 @@ def outliers(batch: Batch) -> Number | None:
     first = next(iter(batch.layers.values()), None)
     if first is None:
         return None
+    far = (image_distances(first) > OUTLIER) & first.usable
+    return far.sum().double() / first.usable.sum().clamp(min=1)
+
+
+def image_distances(first: Moments) -> Tensor:
+    """Return how far each image's means and log variances are from the medians over images, averaged over channels."""
     features, centre = first.mean, first.centre
     if first.variance is not None:
-        features = torch.cat([features, (first.variance + SMALL).log()], dim=1)
-        centre = torch.cat([centre, kernels.middle_over_images(features[:, first.mean.shape[1] :], first.usable)])
-    distances = ((features - centre).abs() / robust_spread(features, centre, first.usable)).mean(dim=1)
-    far = (distances > OUTLIER) & first.usable
-    return far.sum().double() / first.usable.sum().clamp(min=1)
+        variances = (first.variance + SMALL).log()
+        features = torch.cat([features, variances], dim=1)
+        centre = torch.cat([centre, kernels.middle_over_images(variances, first.usable)])
+    return ((features - centre).abs() / robust_spread(features, centre, first.usable)).mean(dim=1)
 
 
 @register("isolated", side="above", about="share of the images without a finite prediction")
