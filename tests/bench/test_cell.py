@@ -71,7 +71,6 @@ def test_a_cell_survives_json_and_may_come_from_before_there_was_a_warm_up(tiny)
     ("build", "message"),
     [
         (lambda: Attack("targetted").check(), "targeted"),
-        (lambda: Attack("targeted_pixel").check(), "segmentation"),
         (lambda: Attack(gradient="exakt").check(), "exact"),
         (lambda: Attack(steps=-1).check(), "steps"),
         (lambda: Attack(steps="5"), "steps"),

@@ -106,7 +106,7 @@ def test_the_warm_up_is_served_without_attack(tmp_path, tiny, scenario):
     with bench.Store(tmp_path / "warm.db") as store:
         (results,) = bench.results.read(store)
     assert len(results.batches) == 1
-    assert results.worst().value == results.harm().value == warmed[2]["wrong"] / warmed[2]["benign"]
+    assert results.worst().value == results.measure().value == warmed[2]["wrong"] / warmed[2]["benign"]
 
 
 @pytest.mark.parametrize(

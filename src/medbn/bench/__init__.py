@@ -7,14 +7,16 @@ from medbn import bench
 """
 
 from . import intervals, published, recipe_file, recipes, results, time_estimate
-from .cell import Attack, Cell, Setting, effective_attack
+from .cell import UNCORRUPTED, Attack, Cell, Setting, effective_attack
 from .cell_stream import in_memory_format, make_adapter
 from .events import Event
 from .executors import Executor, InProcess, Processes
 from .intervals import Interval
 from .loading import LoadedCell, load_cell
+from .metrics import error_rate
+from .pictures import Strip, read_strips
 from .place import Place, deterministic, machine_facts
-from .recipe import AXES, DEFENCES, DIGITS, SWEEPS, Recipe
+from .recipe import AXES, DEFENCES, DIGITS, SCENES, SWEEPS, Recipe
 from .requirements import (
     MissingError,
     check_requirements,
@@ -22,7 +24,7 @@ from .requirements import (
     recipe_requirements,
     weights_path,
 )
-from .results import Result, Results
+from .result import Result, Results
 from .runner import run
 from .store import LostClaimError, Store
 from .store_format import StoreError
@@ -32,7 +34,9 @@ __all__ = [
     "AXES",
     "DEFENCES",
     "DIGITS",
+    "SCENES",
     "SWEEPS",
+    "UNCORRUPTED",
     "Attack",
     "Cell",
     "Event",
@@ -50,9 +54,11 @@ __all__ = [
     "Setting",
     "Store",
     "StoreError",
+    "Strip",
     "check_requirements",
     "deterministic",
     "effective_attack",
+    "error_rate",
     "import_modules",
     "in_memory_format",
     "intervals",
@@ -61,6 +67,7 @@ __all__ = [
     "make_adapter",
     "missing_requirements",
     "published",
+    "read_strips",
     "recipe_file",
     "recipe_requirements",
     "recipes",

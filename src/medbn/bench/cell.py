@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
 from typing import Any
 
-from .. import attacks, methods
+from .. import attacks, data, methods
 from .._errors import unknown_name
 from ..data import corruptions, digest
 
@@ -15,6 +15,8 @@ ALGORITHM = 3
 
 Where one method's or one corruption's numbers change, raise its own ``version``.
 """
+UNCORRUPTED = "none"
+"""In place of a corruption's name: the images as they are."""
 
 
 def check_types(value: Any) -> None:
@@ -48,20 +50,39 @@ class Attack:
     alignment: float = 0.0
     start: str = "grey"
     restarts: int = 1
+    target_class: int | None = None
+    """The class that a targeted pixel is to be predicted as; None for the class after its true one."""
 
     def __post_init__(self) -> None:
         check_types(self)
 
     def check(self) -> None:
-        """Raise a ValueError unless the attack can be built, and can run in the bench."""
-        if attacks.objectives.get(self.objective).dense:
-            raise ValueError(f"objective {self.objective!r} is for segmentation models, which the bench does not run.")
+        """Raise a ValueError unless the attack can be built."""
+        if self.target_class is not None and not (self.dense and "target_class" in self._objective_options()):
+            raise ValueError(f"target_class is for the objective targeted_pixel, not for {self.objective}.")
         self.build(0)  # DIA checks the other options
 
-    def build(self, seed: int) -> attacks.DIA:
-        """Return the attack as a callable object."""
-        options = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "objective"}
-        return attacks.DIA(attacks.objectives.get(self.objective)(), seed=seed, **options)
+    @property
+    def dense(self) -> bool:
+        """Whether the attack is on segmentation."""
+        return attacks.objectives.get(self.objective).dense
+
+    def build(self, seed: int, scored: tuple[int, ...] | None = None) -> attacks.DIA:
+        """Return the attack as a callable object.
+
+        Args:
+            seed: of random starts, and of the draw of a targeted pixel.
+            scored: the classes that the labels of a segmentation dataset may have.
+        """
+        values = {"classes": scored, "seed": seed, "target_class": self.target_class}
+        chosen = {name: values[name] for name in self._objective_options() if name in values}
+        own = ("objective", "target_class")
+        options = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in own}
+        return attacks.DIA(attacks.objectives.get(self.objective)(**chosen), seed=seed, **options)
+
+    def _objective_options(self) -> set[str]:
+        objective = attacks.objectives.get(self.objective)
+        return {f.name for f in fields(objective)} if is_dataclass(objective) else set()
 
     @property
     def label(self) -> str:
@@ -71,6 +92,7 @@ class Attack:
         words += ["adaptive"] if self.alignment else []
         words += [f"ε {self.epsilon * 255:.0f}/255"] if self.epsilon < 1 else []
         words += ["unrolled"] if self.unroll else []
+        words += [f"target class {self.target_class}"] if self.target_class is not None else []
         return ", ".join(words)
 
 
@@ -119,8 +141,18 @@ class Setting:
             )
 
     @property
+    def dense(self) -> bool:
+        """Whether the data is for segmentation."""
+        return data.task_of(self.data) == "segmentation"
+
+    @property
+    def corrupted(self) -> bool:
+        """Whether the dataset consists of corrupted images, one part per corruption."""
+        return self.data in data.available() and data.get(self.data).corrupted
+
+    @property
     def dataset(self) -> str:
-        """The dataset's name in the paper's tables."""
+        """The name in the paper's tables of the dataset with its corruptions."""
         return self.data if self.data.endswith("-c") or "/" in self.data else f"{self.data}-c"
 
 
@@ -130,7 +162,7 @@ class Cell:
 
     Args:
         setting: the data, the model and the batches.
-        corruption: the corruption of the images.
+        corruption: the corruption of the images; ``"none"`` for the images as they are.
         method: the name of the adaptation method.
         estimator: the name of the estimator of its layers.
         attack: the attack on every batch; None for a stream without attack.
@@ -151,6 +183,11 @@ class Cell:
     predict: str = "after"
     options: dict[str, Any] = field(default_factory=dict, hash=False)
     warm_up: int = 0
+
+    @property
+    def dataset(self) -> str:
+        """The name of what was served: the dataset, with ``-c`` where its images are corrupted."""
+        return self.setting.data if self.corruption == UNCORRUPTED else self.setting.dataset
 
     def to_dict(self) -> dict[str, Any]:
         """Return the cell as plain values."""
@@ -185,10 +222,11 @@ class Cell:
             del values["setting"][path]
         if not self.warm_up:
             del values["warm_up"]  # stores from before this field existed stay valid
-        versions = {
-            "method": methods.get(self.method).version,
-            "corruption": corruptions.get(self.corruption).version,
-        }
+        if self.attack is not None and self.attack.target_class is None:
+            del values["attack"]["target_class"]  # likewise
+        versions = {"method": methods.get(self.method).version}
+        if self.corruption != UNCORRUPTED:
+            versions["corruption"] = corruptions.get(self.corruption).version
         versions = {name: version for name, version in versions.items() if version > 1}
         if versions:  # all other stored cells stay valid
             values["versions"] = versions
@@ -199,4 +237,5 @@ class Cell:
         """The cell in one line."""
         attack = f"{self.attack.objective} ({self.attack.label}), {self.scenario}" if self.attack else "no attack"
         sizes = f"{self.setting.malicious}/{self.setting.batch_size}"
-        return f"{self.setting.dataset} {self.corruption} · {self.method} + {self.estimator} · {attack} · {sizes}"
+        images = self.dataset if self.corruption == UNCORRUPTED else f"{self.dataset} {self.corruption}"
+        return f"{images} · {self.method} + {self.estimator} · {attack} · {sizes}"

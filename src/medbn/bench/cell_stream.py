@@ -11,12 +11,13 @@ import torch
 from torch import Tensor
 
 from .. import attacks, methods
+from ..data import SegmentationDataset
 from ..methods import Adapter, predict_logits
 from .cell import Cell
 from .events import Event, OnEvent, ignore
 from .loading import LoadedCell, load_cell
 from .metrics import attacked_metrics, unattacked_metrics, warm_up_metrics
-from .pictures import example_pictures
+from .pictures import STRIPS, example_pictures, strip_pictures
 from .place import Place, machine_facts
 from .poison_cache import CachedAttack, PoisonCache
 from .store import Store
@@ -39,7 +40,7 @@ def run_cell(cell: Cell, store: Store, place: Place, batches: int | None = None,
     if done >= loaded.batches:
         emit("finished", loaded.batches)
         return
-    facts = machine_facts(place)
+    facts = {**machine_facts(place), **_dataset_facts(loaded)}
     if not store.claim(loaded.key, cell.to_dict(), facts):
         emit("busy", done)
         return
@@ -58,11 +59,22 @@ def run_cell(cell: Cell, store: Store, place: Place, batches: int | None = None,
             began = time.perf_counter()
             metrics, pictures = stream.step(images, labels, number)
             metrics["device"] = facts["device"]
-            store.commit(loaded.key, number, metrics, stream.state(), pictures, time.perf_counter() - began)
+            first = len(pictures) * (number - cell.warm_up)
+            seconds = time.perf_counter() - began
+            store.commit(loaded.key, number, metrics, stream.state(), pictures, seconds, first_example=first)
             emit("batch", number + 1, metrics)
         emit("finished", loaded.batches)
     finally:
         store.release(loaded.key)
+
+
+def _dataset_facts(loaded: LoadedCell) -> dict[str, Any]:
+    """Return what a report needs to know of a segmentation dataset, which may not be there when it is made."""
+    dataset = loaded.dataset
+    if not isinstance(dataset, SegmentationDataset):
+        return {}
+    colours = [[*each] for each in dataset.colours]
+    return {"classes": [*dataset.classes], "colours": colours, "scored": [*loaded.scored], "size": [*dataset.size]}
 
 
 def _continue(stream: CellStream, state: bytes, store: Store) -> None:
@@ -82,21 +94,23 @@ class CellStream:
         self.cell = cell
         self.adapter = make_adapter(loaded, device)
         self.scenario = None
+        self.dataset, self.scored = loaded.dataset, loaded.scored
         if cell.attack is not None:
-            self.attack = CachedAttack(cell.attack.build(cell.seed), _poison_cache, loaded.fingerprint)
+            attack = cell.attack.build(cell.seed, loaded.scored or None)
+            self.attack = CachedAttack(attack, _poison_cache, loaded.fingerprint)
             malicious = slice(cell.setting.batch_size - cell.setting.malicious, cell.setting.batch_size)
             self.scenario = attacks.scenarios.get(cell.scenario)(self.adapter, self.attack, malicious)
 
-    def step(self, images: Tensor, labels: Tensor, number: int) -> tuple[dict[str, Any], Any]:
-        """Serve batch ``number``; return its metrics, and example pictures of the first attacked batch."""
+    def step(self, images: Tensor, labels: Tensor, number: int) -> tuple[dict[str, Any], list[tuple[bytes, bytes]]]:
+        """Serve batch ``number``; return its metrics, and pictures of the first attacked batches."""
         began = time.perf_counter()
         if self.scenario is None:
             logits = predict_logits(self.adapter, images)
-            metrics = unattacked_metrics(logits, labels)  # waits for a GPU
-            return {**metrics, "adapt_s": time.perf_counter() - began}, None
+            metrics = unattacked_metrics(logits, labels, self.scored or None, self.cell.seed)  # waits for a GPU
+            return {**metrics, "adapt_s": time.perf_counter() - began}, []
         if number < self.cell.warm_up:
             metrics = warm_up_metrics(self.scenario.serve(images), labels)
-            return {**metrics, "adapt_s": time.perf_counter() - began}, None
+            return {**metrics, "adapt_s": time.perf_counter() - began}, []
         first = number == self.cell.warm_up
         self.attack.first = first
         outcome = self.scenario.step(images, labels)
@@ -104,7 +118,13 @@ class CellStream:
         metrics["attack_s"] = 0.0 if self.attack.shared else self.attack.seconds
         metrics["adapt_s"] = time.perf_counter() - began - self.attack.seconds
         metrics["shared"] = self.attack.shared
-        return metrics, example_pictures(images, outcome) if first else None
+        return metrics, self._pictures(images, outcome, number - self.cell.warm_up)
+
+    def _pictures(self, images: Tensor, outcome: attacks.Outcome, number: int) -> list[tuple[bytes, bytes]]:
+        """Return the pictures of one attacked batch; only the first ones have any."""
+        if isinstance(self.dataset, SegmentationDataset):
+            return strip_pictures(images, outcome, self.dataset.colours) if number < STRIPS else []
+        return example_pictures(images, outcome) if number == 0 else []
 
     def state(self) -> bytes:
         """Return everything that the next batch depends on."""

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import NamedTuple
 
 import numpy as np
+import torch
+from torch import Tensor
+
+from .. import confusion
 
 Z = 1.959963984540054
 RESAMPLES = 2000
@@ -59,17 +63,85 @@ def paired_difference(first: Sequence[float], second: Sequence[float]) -> Interv
     return _bootstrap_mean(np.asarray(second, dtype=float) - np.asarray(first, dtype=float))
 
 
+def bootstrap_confusion(
+    matrices: Sequence[Tensor], of: Callable[[Tensor], Tensor], streams: Sequence[Hashable] | None = None
+) -> Interval:
+    """Return a number of the sum of the batches' confusion matrices, with its bootstrap over batches.
+
+    Args:
+        matrices: the confusion matrix of each batch.
+        of: the number, for matrices ``(..., classes, classes)``: ``mean_iou`` or ``pixel_accuracy`` of this module.
+        streams: as in ``bootstrap``.
+    """
+    stacked = torch.stack(list(matrices)).double()
+    value = of(stacked.sum(0)).item()
+    if len(stacked) < FEWEST:
+        return Interval(value, math.nan, math.nan)
+    return _interval(value, of(_resampled_sums(stacked, streams)))
+
+
+def paired_confusion(first: Sequence[Tensor], second: Sequence[Tensor], of: Callable[[Tensor], Tensor]) -> Interval:
+    """Return ``of`` the sum of ``second`` minus that of ``first``, over the same batches; drawn together."""
+    if len(first) != len(second) or not len(first):
+        raise ValueError(f"expected the same batches on both sides, got {len(first)} and {len(second)}.")
+    stacked = torch.stack([torch.stack(list(side)) for side in (first, second)], dim=1).double()
+
+    def difference(sums: Tensor) -> Tensor:
+        return of(sums[..., 1, :, :]) - of(sums[..., 0, :, :])
+
+    value = difference(stacked.sum(0)).item()
+    if len(stacked) < FEWEST:
+        return Interval(value, math.nan, math.nan)
+    return _interval(value, difference(_resampled_sums(stacked)))
+
+
+def mean_iou(counts: Tensor) -> Tensor:
+    """Return the mean IoU over the classes that occur in the labels of each matrix ``(..., classes, classes)``."""
+    return confusion.iou_per_class(counts).nanmean(-1)
+
+
+def pixel_accuracy(counts: Tensor) -> Tensor:
+    """Return the share of correct pixels of each matrix ``(..., classes, classes)``."""
+    return counts.diagonal(dim1=-2, dim2=-1).sum(-1) / counts.sum((-2, -1))
+
+
+def _resampled_sums(values: Tensor, streams: Sequence[Hashable] | None = None) -> Tensor:
+    """Return the sums over ``RESAMPLES`` draws of batches."""
+    weights = torch.from_numpy(_draw_counts(len(values), streams))
+    return (weights @ values.flatten(1)).view(RESAMPLES, *values.shape[1:])
+
+
+def _draw_counts(batches: int, streams: Sequence[Hashable] | None) -> np.ndarray:
+    """Return how often each batch is drawn in each resample, ``(RESAMPLES, batches)``."""
+    rng = np.random.default_rng(0)
+    drawn = np.zeros((RESAMPLES, batches))
+    for group in _groups(batches, streams):
+        chosen = group[rng.integers(0, len(group), (RESAMPLES, len(group)))]
+        np.add.at(drawn, (np.arange(RESAMPLES)[:, None], chosen), 1.0)
+    return drawn
+
+
+def _groups(batches: int, streams: Sequence[Hashable] | None) -> list[np.ndarray]:
+    """Return the indices of the batches of each stream; of all of them together if a stream has one batch only."""
+    groups: dict[Hashable, list[int]] = {}
+    for index, stream in zip(range(batches), streams or [None] * batches, strict=True):
+        groups.setdefault(stream, []).append(index)
+    if any(len(group) < 2 for group in groups.values()):
+        groups = {None: list(range(batches))}
+    return [np.asarray(group) for group in groups.values()]
+
+
+def _interval(value: float, resamples: Tensor) -> Interval:
+    low, high = np.nanpercentile(resamples.numpy(), [2.5, 97.5])
+    return Interval(value, float(low), float(high))
+
+
 def _bootstrap_mean(values: np.ndarray, streams: Sequence[Hashable] | None = None) -> Interval:
     if len(values) < FEWEST:
         return Interval(float(values.mean()), math.nan, math.nan)
     rng = np.random.default_rng(0)  # a fixed seed, so that the same report is made again
-    groups: dict[Hashable, list[float]] = {}
-    for value, stream in zip(values, streams or [None] * len(values), strict=True):
-        groups.setdefault(stream, []).append(value)
-    if any(len(group) < 2 for group in groups.values()):
-        groups = {None: list(values)}
     totals = np.zeros(RESAMPLES)
-    for group in map(np.asarray, groups.values()):
-        totals += group[rng.integers(0, len(group), (RESAMPLES, len(group)))].sum(axis=1)
+    for group in _groups(len(values), streams):
+        totals += values[group[rng.integers(0, len(group), (RESAMPLES, len(group)))]].sum(axis=1)
     low, high = np.percentile(totals / len(values), [2.5, 97.5])
     return Interval(float(values.mean()), float(low), float(high))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import zlib
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -13,8 +14,8 @@ import torch
 from torch import nn
 
 from .. import attacks, data, estimators, gradients, methods, models
-from ..data import Dataset
-from .cell import Cell
+from ..data import Dataset, SegmentationDataset
+from .cell import UNCORRUPTED, Cell
 from .place import Place
 from .requirements import is_user_model, weights_path
 
@@ -25,14 +26,19 @@ class LoadedCell:
 
     cell: Cell
     key: str
-    dataset: Dataset
+    dataset: Dataset | SegmentationDataset
     model: nn.Module
     fingerprint: str
     """Of the model's weights."""
-    clean: Dataset | None
+    clean: Dataset | SegmentationDataset | None
     """Clean training images, for a method that needs them."""
     batches: int
     """How many batches are run."""
+
+    @property
+    def scored(self) -> tuple[int, ...]:
+        """The classes that the labels of a segmentation dataset may have; none for classification."""
+        return self.dataset.scored if isinstance(self.dataset, SegmentationDataset) else ()
 
 
 def load_cell(cell: Cell, place: Place, batches: int | None) -> LoadedCell:
@@ -61,18 +67,26 @@ def load_model(name: str, weights: str | None, classes: int, channels: int, devi
 
 
 @lru_cache(maxsize=16)  # all corruptions of a CIFAR take half a gigabyte
-def load_stream(name: str, corruption: str, severity: int, frost: str | None, seed: int, root: str | None) -> Dataset:
+def load_stream(
+    name: str, corruption: str, severity: int, frost: str | None, seed: int, root: str | None
+) -> Dataset | SegmentationDataset:
     """Return the images of a stream: in the order of their files for seed 0, else shuffled.
 
     Every corruption is shuffled in an order of its own, so that the first few batches of each contain other images.
     """
-    images = data.load(name, corruption=corruption, severity=severity, frost=frost, root=root)
+    load = _loader(name)
+    chosen = None if corruption == UNCORRUPTED else corruption
+    images = load(name, corruption=chosen, severity=severity, frost=frost, root=root)
     return images.shuffle(zlib.crc32(f"{seed} {corruption}".encode())) if seed else images
 
 
 @lru_cache(maxsize=2)
-def _load_clean(name: str, root: str | None) -> Dataset:
-    return data.load(name, "train", root=root)
+def _load_clean(name: str, root: str | None) -> Dataset | SegmentationDataset:
+    return _loader(name)(name, "train", root=root)
+
+
+def _loader(name: str) -> Callable[..., Dataset | SegmentationDataset]:
+    return data.load_segmentation if data.task_of(name) == "segmentation" else data.load
 
 
 def user_code(cell: Cell) -> str:
@@ -81,7 +95,8 @@ def user_code(cell: Cell) -> str:
     if is_user_model(cell.setting.model):
         parts.append(importlib.import_module(cell.setting.model.split(":")[0]))
     parts.append(models.get_function(cell.setting.model))
-    parts.append(data.corruptions.get(cell.corruption).apply)
+    if cell.corruption != UNCORRUPTED:
+        parts.append(data.corruptions.get(cell.corruption).apply)
     parts.append(estimators.get(cell.estimator).function)
     parts.append(methods.get(cell.method))
     if cell.attack is not None:

@@ -1,4 +1,4 @@
-"""The numbers that the MedBN paper prints for classification, for comparison.
+"""The numbers that the MedBN paper prints, for comparison.
 
 ``published.json`` has every number as printed, misprints included; a table's ``notes`` say what is wrong. Averages are
 stored as printed, and are also recomputed from the corruptions.

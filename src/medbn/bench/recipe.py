@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
 from typing import Any
 
-from .. import attacks, estimators, methods
+from .. import attacks, data, estimators, methods
 from .._errors import unknown_name
 from ..data import corruptions
+from ..data.corruptions import NAMES
 from . import published
-from .cell import Attack, Cell, Setting, check_types
+from .cell import UNCORRUPTED, Attack, Cell, Setting, check_types
 
 INSTANT = ("tebn", "tent", "eta", "sar", "sotta", "sema", "mdia")
 """The seven methods of the paper's tables of instant attacks; its cumulative ones have EATA in ETA's place."""
@@ -24,6 +26,17 @@ SMOKE_SUFFIX = " (smoke)"
 AXES = ("method", "corruption", *SWEEPS, "epsilon", "knowledge", "gradient")
 DIGITS = Setting("digits", "resnet-small", weights="shipped", clean="digits", frost="synthetic")
 """Data and model that ship with the package."""
+SCENES = Setting(
+    "scenes",
+    "unet-small",
+    weights="shipped",
+    clean="scenes",
+    frost="synthetic",
+    preset="imagenet",
+    batch_size=3,
+    malicious=1,
+)
+"""Data and model for segmentation that ship with the package."""
 
 
 SET_BY_RECIPE = {
@@ -48,7 +61,7 @@ class Recipe:
         estimators: names of estimators.
         attacks: attacks; none for a run without attack.
         scenario: whether poison stays in the adapter; see ``medbn.attacks``.
-        corruptions: names of corruptions.
+        corruptions: names of corruptions; "none" for the images as they are.
         seeds: of the order of the images; 0 is the order of the files.
         batches: batches of each stream; None for all of it.
         warm_up: how many of these are served before the first that is attacked.
@@ -65,7 +78,7 @@ class Recipe:
     estimators: tuple[str, ...] = DEFENCES
     attacks: tuple[Attack, ...] = ()
     scenario: str = "instant"
-    corruptions: tuple[str, ...] = corruptions.NAMES
+    corruptions: tuple[str, ...] = NAMES
     seeds: tuple[int, ...] = (0,)
     batches: int | None = None
     warm_up: int = 0
@@ -110,7 +123,8 @@ class Recipe:
         for estimator in self.estimators:
             estimators.get(estimator)
         for corruption in self.corruptions:
-            corruptions.get(corruption)
+            if corruption != UNCORRUPTED:
+                corruptions.get(corruption)
 
     def _check_options(self) -> None:
         if not isinstance(self.options, dict) or not all(isinstance(one, dict) for one in self.options.values()):
@@ -160,7 +174,8 @@ class Recipe:
         """Return the recipe with some of its fields changed; None leaves a field as it is.
 
         Args:
-            data: keep the settings with these datasets.
+            data: keep the settings with these datasets. A path, or for segmentation another dataset, takes the place of
+                the first setting's.
             methods: run these methods.
             estimators: run these estimators.
             corruptions: run these corruptions.
@@ -173,11 +188,7 @@ class Recipe:
         """
         settings = self.settings
         if data:
-            names = {setting.data for setting in settings}
-            for name in data:
-                if name not in names:
-                    raise unknown_name(f"dataset of recipe {self.name!r}", name, names)
-            settings = tuple(setting for setting in settings if setting.data in data)
+            settings = tuple(setting for name in dict.fromkeys(data) for setting in self._settings_with(name))
         if weights:
             if len({(s.model, s.clean) for s in settings}) > 1:
                 raise ValueError("weights can be given for one model only: narrow the recipe to one dataset with data.")
@@ -185,6 +196,8 @@ class Recipe:
         if limit is not None and limit < 1:
             raise ValueError(f"limit must be at least 1, got {limit}.")
         chosen = tuple(corruptions or self.corruptions)
+        if chosen == (UNCORRUPTED,) and all(setting.corrupted for setting in settings):
+            chosen = NAMES
         return replace(
             self,
             settings=settings,
@@ -197,12 +210,31 @@ class Recipe:
             options=self.options if options is None else options,
         )
 
+    def _settings_with(self, name: str) -> list[Setting]:
+        """Return the settings with a dataset.
+
+        Any set of street scenes can be the target of a model that was trained on another one, so that a recipe for
+        segmentation takes other datasets too: the paper's cannot be downloaded by everybody.
+        """
+        named = [setting for setting in self.settings if setting.data == name]
+        if named:
+            return named
+        first = self.settings[0]
+        others = [n for n in data.available() if data.task_of(n) == "segmentation"] if first.dense else []
+        if "/" not in name and os.sep not in name and name not in others:
+            known = dict.fromkeys([*(setting.data for setting in self.settings), *others])
+            raise unknown_name(f"dataset of recipe {self.name!r}", name, known)
+        other = SCENES if name == SCENES.data else replace(first, data=name)
+        sizes = dict.fromkeys((setting.batch_size, setting.malicious) for setting in self.settings)
+        return [replace(other, batch_size=size, malicious=malicious) for size, malicious in sizes]
+
     def smoke(self) -> Recipe:
-        """Return the recipe on digits and the shipped model, which runs in a few seconds."""
+        """Return the recipe on data and a model that ship with the package, which runs in a few seconds."""
         settings = []
         for setting in self.settings:
-            small = replace(DIGITS, batch_size=setting.batch_size, malicious=setting.malicious)
-            if self.axis not in SWEEPS:
+            base = SCENES if setting.dense else DIGITS
+            small = replace(base, batch_size=setting.batch_size, malicious=setting.malicious)
+            if self.axis not in SWEEPS and not setting.dense:
                 small = replace(small, batch_size=40, malicious=8 if setting.malicious else 0)
             if small not in settings:
                 settings.append(small)

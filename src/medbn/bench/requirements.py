@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from .. import data, models
+from ..attacks import objectives
 from ..methods import get as get_method
 from .cell import Setting
 from .recipe import Recipe
@@ -19,10 +20,24 @@ class MissingError(FileNotFoundError):
 
 def check_requirements(recipe: Recipe, root: str | Path | None = None) -> None:
     """Raise one MissingError that names everything that the recipe needs and that is missing."""
+    check_tasks(recipe)
     missing = recipe_requirements(recipe, root)
     if missing:
         narrow = " Or narrow the recipe with --data." if len({s.data for s in recipe.settings}) > 1 else ""
         raise MissingError(f"recipe {recipe.name!r} needs: {'; '.join(missing)}.{narrow}")
+
+
+def check_tasks(recipe: Recipe) -> None:
+    """Raise a ValueError unless the attacks of a recipe are for the kind of labels that its datasets have."""
+    for setting in recipe.settings:
+        task = data.task_of(setting.data)
+        wrong = [attack.objective for attack in recipe.attacks if attack.dense != (task == "segmentation")]
+        if wrong:
+            fitting = [n for n in objectives.available() if objectives.get(n).dense == (task == "segmentation")]
+            raise ValueError(
+                f"{setting.data} is a dataset for {task}, and the objective {wrong[0]!r} is not; there are"
+                f" {', '.join(fitting)}."
+            )
 
 
 def recipe_requirements(recipe: Recipe, root: str | Path | None = None) -> list[str]:

@@ -123,6 +123,8 @@ class Store(StoreFile):
         state: bytes,
         examples: list[tuple[bytes, bytes]] | None = None,
         seconds: float = 0.0,
+        *,
+        first_example: int = 0,
     ) -> None:
         """Store a finished batch and the state after it, or nothing.
 
@@ -131,8 +133,9 @@ class Store(StoreFile):
             number: of the batch, from 0 on.
             metrics: its numbers.
             state: everything that the next batch depends on.
-            examples: pairs of PNG images, clean and poisoned.
+            examples: pairs of PNG images, clean and poisoned; for segmentation, the pairs of a ``Strip``.
             seconds: how long the batch took, which extends the lease.
+            first_example: the place of the first of these examples among those of the cell.
         """
         with self.transaction() as db:
             until = self.clock() + max(LEASE, 10 * seconds)
@@ -147,7 +150,7 @@ class Store(StoreFile):
                 )
             self.insert("batches", key, number, json.dumps(metrics))
             full = db.execute("SELECT count(*) >= ? FROM examples", (MAX_EXAMPLES,)).fetchone()[0]
-            for place, pair in enumerate(() if full else examples or ()):
+            for place, pair in enumerate(() if full else examples or (), start=first_example):
                 self.insert("examples", key, place, *pair, replace=True)
 
     def release(self, key: str) -> None:
@@ -246,7 +249,7 @@ class Store(StoreFile):
         return [stored for stored in cells.values() if stored.batches]
 
     def examples(self, key: str) -> list[tuple[bytes, bytes]]:
-        """Return the example images of a cell as pairs of PNG files: clean, poisoned."""
+        """Return the example images of a cell as pairs of PNG files: clean, poisoned; strips of segmentation."""
         pairs = [row[2:] for row in self.rows("examples", "WHERE key = ? ORDER BY place", (key,))]
         for clean, poisoned in pairs:
             if not isinstance(clean, bytes) or not isinstance(poisoned, bytes):

@@ -109,17 +109,17 @@ def shortest_time(work: Callable[[], object], within: float = 0.5) -> float:
 
 
 @lru_cache
-def forward_operations(model: str, channels: int, size: int) -> float:
+def forward_operations(model: str, channels: int, height: int, width: int) -> float:
     """Return the floating-point operations of one image's forward pass; a ResNet-50's if the model cannot be built."""
     try:
         with torch.device("meta"):
             network = models.get(model, **({} if ":" in model else {"channels": channels}))  # type: ignore[arg-type]
-            x = torch.rand(1, channels, size, size)
+            x = torch.rand(1, channels, height, width)
         with FlopCounterMode(display=False) as counter, torch.no_grad():
             network(x)
         return float(counter.get_total_flops())
     except Exception:  # a user's model, or a library that is not installed: this is an estimate
-        return 8.2e9 * (size / 224) ** 2
+        return 8.2e9 * height * width / 224**2
 
 
 def estimate_seconds(recipe: Recipe, per_second: float) -> float:
@@ -132,7 +132,7 @@ def estimate_seconds(recipe: Recipe, per_second: float) -> float:
     total = 0.0
     poisoned: set[Hashable] = set()
     for cell in recipe.cells():
-        images, (channels, size, _) = _dataset_size(cell.setting.data)
+        images, shape = _dataset_size(cell.setting.data)
         whole = images // cell.setting.batch_size
         batches = min(recipe.batches or whole, whole)
         steps = 0
@@ -143,7 +143,7 @@ def estimate_seconds(recipe: Recipe, per_second: float) -> float:
             poisoned.add(first)
             steps = attacked * cell.attack.steps * cell.attack.restarts
         passes = 6.0 * batches + 3.0 * steps
-        work = cell.setting.batch_size * passes * forward_operations(cell.setting.model, channels, size)
+        work = cell.setting.batch_size * passes * forward_operations(cell.setting.model, *shape)
         overhead = ROBUST_OVERHEAD if estimators.get(cell.estimator).robust else OVERHEAD
         total += work * overhead / per_second
     return total

@@ -57,17 +57,19 @@ class NumbersSoFar:
 
     def add(self, event: Event) -> None:
         """Add the rates of a finished batch."""
+        from ..bench import error_rate
+
         if event.kind != "batch":
             return
         row = self.rates.setdefault((event.cell.method, event.cell.estimator), {})
         metrics, attack = event.metrics, event.cell.attack
         if attack is None:
-            row.setdefault("error", []).append(metrics["wrong"] / metrics["images"])
+            row.setdefault("error", []).append(error_rate(metrics))
             return
         if "benign" not in metrics:
             return  # the attack begins at a later batch
-        row.setdefault("error without", []).append(metrics["wrong_without"] / metrics["benign"])
-        rate = metrics["hit"] if "hit" in metrics else metrics["wrong"] / metrics["benign"]
+        row.setdefault("error without", []).append(error_rate(metrics, "wrong_without"))
+        rate = metrics["hit"] if "hit" in metrics else error_rate(metrics)
         row.setdefault(f"{attack.objective}, {attack.label}", []).append(rate)
 
     def table(self) -> TextTable:
@@ -101,9 +103,11 @@ def show_run(names: str, progress: RunProgress, quiet: bool) -> Iterator[Callabl
 
 def _describe_batch(metrics: dict[str, Any]) -> str:
     """Return what happened to a batch, in words."""
+    from ..bench import error_rate
+
     if "hit" in metrics:
         return "hit" if metrics["hit"] else "missed"
     if "benign" in metrics:
-        before, after = (100 * metrics[name] / metrics["benign"] for name in ("wrong_without", "wrong"))
+        before, after = (100 * error_rate(metrics, name) for name in ("wrong_without", "wrong"))
         return f"error {before:.0f} → {after:.0f} %"
-    return f"error {100 * metrics.get('wrong', metrics.get('wrong_clean', 0)) / metrics['images']:.0f} %"
+    return f"error {100 * error_rate(metrics, 'wrong' if 'wrong' in metrics else 'wrong_clean'):.0f} %"

@@ -66,7 +66,8 @@ def register(name: str, *, replace: bool = False) -> Callable[[Class], Class]:
     """Return a decorator that registers an objective's class under a name.
 
     Args:
-        name: what recipes call it. The bench calls the class without arguments: give all options defaults.
+        name: what recipes call it. The bench passes those of the options ``classes`` (which are scored), ``seed`` and
+            ``target_class`` that the class has: give all options defaults.
         replace: overwrite a name that exists already.
     """
     return _registry.register_class(name, replace=replace)

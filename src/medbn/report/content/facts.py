@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from ...bench import Attack, Results
+from ...bench import UNCORRUPTED, Attack, Cell, Results
 from ..document import Facts, Part, Table, Text, Value
 from .labels import corruption_label, estimator_label, order_estimators
 
@@ -35,7 +35,7 @@ def run_parts(results: Results) -> list[Part]:
     sizes = sorted({(setting.malicious, setting.batch_size) for setting in settings})
     items = [
         ("recipe", recipe["name"]),
-        ("data and model", "; ".join(sorted({f"{s.dataset} (severity {s.severity}), {s.model}" for s in settings}))),
+        ("data and model", "; ".join(sorted({_describe_data(result.cell) for result in results.cells}))),
         ("batches", f"{len(results.batches):,} in {len(results.cells):,} streams"),
         ("malicious images", ", ".join(f"{malicious} of {size}" for malicious, size in sizes)),
         ("corruptions", ", ".join(map(corruption_label, results.values(lambda cell: cell.corruption)))),
@@ -48,6 +48,12 @@ def run_parts(results: Results) -> list[Part]:
     ]
     commands = dict.fromkeys(run.command for run in results.runs if run.command)
     return [Facts("Facts", items), *(Text(command, code=True) for command in commands)]
+
+
+def _describe_data(cell: Cell) -> str:
+    """Return the dataset, the severity of its corruptions if it has any, and the model."""
+    severity = "" if cell.corruption == UNCORRUPTED else f" (severity {cell.setting.severity})"
+    return f"{cell.dataset}{severity}, {cell.setting.model}"
 
 
 def _describe(attack: Attack) -> str:

@@ -11,6 +11,8 @@ _ROWS = 8
 
 def gallery_parts(results: Results, store: Store) -> list[Part]:
     """Return the clean images of one stream, and one row of crafted ones for each estimator and kind of attack."""
+    if results.dense:
+        return []  # its pictures are strips
     rows: list[tuple[str, list[Picture]]] = []
     seen: set[tuple[str, str]] = set()
     ranked = sorted(results.cells, key=lambda result: attack_rank(result.cell.attack))

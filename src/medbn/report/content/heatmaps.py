@@ -44,4 +44,4 @@ def _measure(panel: Panel, method: str, estimator: str, corruption: str) -> Meas
         return None
     if panel.attack is not None:
         return measure_worst(results.hardest(panel.columns))
-    return as_percent(results.harm(), len(results.batches))
+    return as_percent(results.measure(), len(results.batches))

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from ... import estimators, gradients, methods
 from ...attacks import Objective, objectives
-from ...bench import Attack
+from ...bench import UNCORRUPTED, Attack
 
 BASELINE = "mean"
 """The estimator that every other is compared with: plain BatchNorm."""
@@ -87,6 +87,8 @@ def attack_rank(attack: Attack | None, among: Sequence[Attack | None] = ()) -> t
 
 def corruption_label(corruption: str) -> str:
     """Return the name of a corruption in words."""
+    if corruption == UNCORRUPTED:
+        return "not corrupted"
     return corruption.replace("_", " ")
 
 

@@ -27,14 +27,14 @@ def measure_harm(results: Results) -> Measure | None:
     """Return what the attacks on some results do: their success if they are targeted, else the error under them."""
     targeted = any("hit" in batch for batch in results.batches)
     count = len(results.batches)
-    return as_percent(results.harm(), count, _note(results, count, targeted))
+    return as_percent(results.measure(), count, _note(results, count, targeted))
 
 
 def measure_without(results: Results) -> Measure | None:
     """Return the error on the same batches without an attack."""
     # However many attacks were run on a batch, without an attack it counts once.
     count = len(results.batch_ids())
-    return as_percent(results.harm("wrong_without"), count, _note(results, count, False))
+    return as_percent(results.measure("wrong_without"), count, _note(results, count, False))
 
 
 def _note(results: Results, count: int, targeted: bool) -> str:

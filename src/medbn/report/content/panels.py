@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-from ...bench import SWEEPS, Attack, Cell, Result, Results, effective_attack
+from ...bench import SWEEPS, UNCORRUPTED, Attack, Cell, Result, Results, effective_attack
 from .labels import attack_rank, objective_class, objective_label, order_estimators
 
 
@@ -106,7 +106,8 @@ def split_into_panels(results: Results) -> list[Panel]:
         setting = cell.setting
         sizes = "" if sweep else f"{setting.malicious} of {setting.batch_size} malicious"
         objective = f"{objective_label(cell.attack.objective)} attack" if cell.attack else ""
-        return setting.dataset, setting.model, f"severity {setting.severity}", sizes, objective
+        severity = "" if cell.corruption == UNCORRUPTED else f"severity {setting.severity}"
+        return cell.dataset, setting.model, severity, sizes, objective
 
     keys = results.values(key_of)
     shown = _differing(keys)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ...bench import Cell, Results, published
+from ...bench import UNCORRUPTED, Cell, Results, published
 from ...data import corruptions
 from ..document import Measure, Part, Table, Value
 from .labels import estimator_label, method_label
@@ -16,7 +16,7 @@ def paper_parts(name: str, results: Results) -> list[Part]:
     """Return the published table of that name with our results; nothing if we measured none of it."""
     table = published.get(name)
     heads = ["dataset", "method", *_varying_keys(table)]
-    measured = {(result.cell.setting.dataset, result.cell.method) for result in results.cells}
+    measured = {(result.cell.dataset, result.cell.method) for result in results.cells}
     numbers: dict[tuple[str, ...], dict[str, tuple[Measure | None, float]]] = {}
     for row in table.rows:
         if (row.dataset, row.method) in measured:
@@ -45,7 +45,7 @@ def _ours(row: published.Row, results: Results) -> Measure | None:
 def _measures_the_same(cell: Cell, row: published.Row) -> bool:
     """Return whether a cell measures what a row of the paper prints."""
     settings, attack = row.settings, cell.attack
-    if (cell.setting.dataset, cell.method, cell.estimator) != (row.dataset, row.method, row.estimator):
+    if (cell.dataset, cell.method, cell.estimator) != (row.dataset, row.method, row.estimator):
         return False
     if row.corruption is not None and cell.corruption != row.corruption:
         return False
@@ -75,6 +75,8 @@ def _varying_keys(table: published.Table) -> list[str]:
         return len(values) > len({row.dataset for row in rows})
 
     varying = {key for key in _KEYS if varies(key)}
+    if any(row.metric == "mean IoU" for row in table.rows):
+        varying.add("metric")  # the higher the better, unlike all others
     # The paper's malicious images are a share of the batch.
     return sorted(varying - {"malicious"} if "batch_size" in varying else varying)
 
@@ -93,7 +95,8 @@ def _notes(table: published.Table, results: Results) -> list[str]:
     for keys, printed, recomputed in table.disagreements():
         place = ", ".join(str(keys[key]) for key in ("dataset", "objective", "method", "estimator") if key in keys)
         notes.append(f"{place}: printed average {printed:.2f}, mean of the printed corruptions {recomputed:.2f}.")
-    measured = len(results.values(lambda cell: cell.corruption))
-    if measured < len(corruptions.NAMES) and not any(row.corruption for row in table.rows):
+    used = results.values(lambda cell: cell.corruption)
+    measured = len(used)
+    if UNCORRUPTED not in used and measured < len(corruptions.NAMES) and not any(row.corruption for row in table.rows):
         notes.insert(0, f"Ours are means over {measured} of the fifteen corruptions, the paper's over all of them.")
     return notes

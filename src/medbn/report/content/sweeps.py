@@ -38,7 +38,7 @@ def sweep_parts(panel: Panel) -> list[Part]:
 
 def _published(panel: Panel, method: str, estimator: str, value: float) -> float | None:
     """Return the number that the paper prints for one place of a sweep, if it prints one."""
-    dataset, axis = panel.results.cells[0].cell.setting.dataset, panel.results.recipe["axis"]
+    dataset, axis = panel.results.cells[0].cell.dataset, panel.results.recipe["axis"]
     keys: dict[str, Any] = {"dataset": dataset, "method": method, "estimator": estimator, axis: int(value)}
     for name in panel.results.recipe["published"]:
         number = published.get(name).lookup(**keys)
