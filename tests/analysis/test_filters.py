@@ -1,5 +1,6 @@
 import copy
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -8,6 +9,7 @@ from torch import nn
 import medbn
 from medbn import analysis
 from medbn.analysis.filters import Passed, count_passed
+from medbn.analysis.registry import numbers_key
 
 # Entropies of nearly 0, nearly 0, 0.37 and nearly ln 3 = 1.10; confidences of nearly 1, nearly 1, 0.91 and 0.36.
 LOGITS = torch.tensor([[9.0, 0.0, 0.0], [0.0, 9.0, 0.0], [3.0, 0.0, 0.0], [0.1, 0.0, 0.0]])
@@ -71,3 +73,16 @@ def test_each_panel_has_a_bar_per_filter_and_a_line_at_what_came_in(numbers):
         assert heights == pytest.approx([100 * (row["share"] or 0) for row in numbers.select(objective=objective)])
         assert list(axis.lines[0].get_ydata()) == [20.0, 20.0]
     assert len(figure.legends[0].get_texts()) == 4
+
+
+@pytest.mark.parametrize(("figure", "method"), [("filters", "sotta"), ("timeline", "past")])
+def test_stored_numbers_are_measured_again_for_another_version_of_a_method(experiment, monkeypatch, figure, method):
+    before = numbers_key(figure, experiment)
+    assert numbers_key(figure, experiment) == before
+    monkeypatch.setattr(medbn.methods.get(method), "version", 99)
+    assert numbers_key(figure, experiment) != before
+
+
+def test_stored_numbers_depend_on_every_corruption_that_is_shown(experiment):
+    both = analysis.Experiment(replace(experiment.settings, corruptions=("contrast", "fog")))
+    assert {cell.corruption for cell in analysis.get("filters").cells(both)} == {"contrast", "fog"}

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
 
 from .. import methods
+from ..bench import Cell
 from ..data import corruptions
 from ..methods import Learner, Predictions
 from .captions import describe
@@ -56,14 +58,12 @@ def count_passed(learners: dict[str, Learner], logits: Tensor, benign: Tensor) -
 def measure(experiment: Experiment) -> Numbers:
     """Return, for each corruption, objective and filter, how many images pass, and the share of malicious ones."""
     settings, rows = experiment.settings, []
-    for corruption in settings.corruptions or corruptions.NAMES:
+    for corruption in _corruptions(experiment):
         learners = {name: _serve_clean(experiment, name, corruption) for name in METHODS}
         for objective in OBJECTIVES:
             totals: dict[tuple[str, str], Passed] = {}
             for number in range(settings.batches):
-                cell = experiment.cell(
-                    settings.estimators[0], objective=objective, corruption=corruption, epsilon=settings.epsilons[0]
-                )
+                cell = _attacked(experiment, objective, corruption)
                 with torch.no_grad():
                     logits = experiment.adapter(cell).surrogate()(experiment.poisoned(cell, number))
                 for key, passed in count_passed(learners, logits, experiment.benign).items():
@@ -81,8 +81,30 @@ def measure(experiment: Experiment) -> Numbers:
                         "share": passed.malicious / passed.images if passed.images else None,
                     }
                 )
-    described = {**describe_both(settings), "corruptions": list(settings.corruptions or corruptions.NAMES)}
+    described = {**describe_both(settings), "corruptions": list(_corruptions(experiment))}
     return Numbers("filters", described, rows)
+
+
+def cells(experiment: Experiment) -> Iterator[Cell]:
+    """Yield the cells of the attacked batches, and of the methods that filter them."""
+    for corruption in _corruptions(experiment):
+        yield from (_attacked(experiment, objective, corruption) for objective in OBJECTIVES)
+        yield from (_filtering(experiment, method, corruption) for method in METHODS)
+
+
+def _corruptions(experiment: Experiment) -> tuple[str, ...]:
+    return experiment.settings.corruptions or corruptions.NAMES
+
+
+def _attacked(experiment: Experiment, objective: str, corruption: str) -> Cell:
+    settings = experiment.settings
+    return experiment.cell(
+        settings.estimators[0], objective=objective, corruption=corruption, epsilon=settings.epsilons[0]
+    )
+
+
+def _filtering(experiment: Experiment, method: str, corruption: str) -> Cell:
+    return experiment.cell(experiment.settings.estimators[0], method=method, corruption=corruption)
 
 
 def _serve_clean(experiment: Experiment, method: str, corruption: str) -> Learner:
@@ -90,7 +112,7 @@ def _serve_clean(experiment: Experiment, method: str, corruption: str) -> Learne
 
     The first batch is served again where a stream has no more.
     """
-    cell = experiment.cell(experiment.settings.estimators[0], method=method, corruption=corruption)
+    cell = _filtering(experiment, method, corruption)
     adapter = experiment.adapter(cell)
     if not isinstance(adapter, Learner):
         raise TypeError(f"{method} learns nothing, so it has no filters.")
@@ -158,5 +180,6 @@ register(
         draw=draw,
         caption=caption,
         size=lambda numbers: (PAGE, 4.2),
+        cells=cells,
     ),
 )

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from .._registry import Registry
-from ..bench import deterministic, machine_facts
+from ..bench import Cell, deterministic, machine_facts
 from ..data import digest
 from .cache import read_numbers, write_numbers
 from .experiment import Experiment
@@ -34,6 +34,8 @@ class Figure:
         size: width and height in inches for these numbers.
         version: of the numbers; raise it when they change, so that stored ones are measured again.
         on_data: False for a figure that needs no data and no model.
+        cells: returns the cells of the bench whose data, model and methods the numbers depend on; None for TeBN with
+            each estimator on the first corruption.
     """
 
     title: str
@@ -44,6 +46,7 @@ class Figure:
     size: Callable[[Numbers], tuple[float, float]]
     version: int = 1
     on_data: bool = True
+    cells: Callable[[Experiment], Iterable[Cell]] | None = None
 
 
 _registry = Registry[Figure]("figure")
@@ -85,6 +88,9 @@ def numbers_key(name: str, experiment: Experiment) -> str:
     """Return a hash of everything that the numbers of a figure depend on."""
     figure = get(name)
     settings = json.dumps(experiment.settings.describe(), sort_keys=True)
-    shown = experiment.settings.estimators if figure.on_data else ()
-    cells = [experiment.load(experiment.cell(estimator)).key for estimator in shown]
-    return digest(name, str(figure.version), settings, *cells)
+    cells = (figure.cells or _tebn_cells)(experiment) if figure.on_data else ()
+    return digest(name, str(figure.version), settings, *(experiment.load(cell).key for cell in cells))
+
+
+def _tebn_cells(experiment: Experiment) -> Iterator[Cell]:
+    return (experiment.cell(estimator) for estimator in experiment.settings.estimators)

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from .. import methods
 from ..attacks import Attack
+from ..bench import Cell
 from ..methods import Adapter, predict_logits
 from .captions import epsilon_label
 from .experiment import Experiment
@@ -64,13 +65,10 @@ def choose_methods(names: Sequence[str]) -> list[tuple[str, str]]:
 def measure(experiment: Experiment) -> Numbers:
     """Return the error of every method on every batch of the stream."""
     settings, rows = experiment.settings, []
-    corruptions = settings.corruptions or CORRUPTIONS
-    plan = [(name, attacked) for name in corruptions for attacked in _pattern(settings.batches)]
+    plan = [(name, attacked) for name in _corruptions(experiment) for attacked in _pattern(settings.batches)]
     benign = int(experiment.benign.sum())
     for method, estimator in choose_methods(settings.estimators):
-        cell = experiment.cell(
-            estimator, method=method, objective=OBJECTIVE, corruption=corruptions[0], epsilon=settings.epsilons[0]
-        )
+        cell = _cell(experiment, method, estimator, plan[0][0])
         assert cell.attack is not None
         steps, label = cell.attack.steps, f"{method} + {estimator}, stream of {len(plan)} batches"
 
@@ -92,8 +90,27 @@ def measure(experiment: Experiment) -> Numbers:
             }
             for number, ((name, attacked), count) in enumerate(zip(plan, wrong, strict=True))
         ]
-    described = {"corruptions": list(corruptions), "objective": OBJECTIVE, "epsilons": [settings.epsilons[0]]}
+    described = {
+        "corruptions": list(_corruptions(experiment)),
+        "objective": OBJECTIVE,
+        "epsilons": [settings.epsilons[0]],
+    }
     return Numbers("timeline", {**settings.describe(), **described}, rows)
+
+
+def cells(experiment: Experiment) -> Iterator[Cell]:
+    """Yield the cells of all methods on all corruptions."""
+    for method, estimator in choose_methods(experiment.settings.estimators):
+        yield from (_cell(experiment, method, estimator, corruption) for corruption in _corruptions(experiment))
+
+
+def _corruptions(experiment: Experiment) -> tuple[str, ...]:
+    return experiment.settings.corruptions or CORRUPTIONS
+
+
+def _cell(experiment: Experiment, method: str, estimator: str, corruption: str) -> Cell:
+    epsilon = experiment.settings.epsilons[0]
+    return experiment.cell(estimator, method=method, objective=OBJECTIVE, corruption=corruption, epsilon=epsilon)
 
 
 def _pattern(attacked: int) -> list[bool]:
@@ -168,5 +185,6 @@ register(
         draw=draw,
         caption=caption,
         size=lambda numbers: (PAGE, 3.2),
+        cells=cells,
     ),
 )
