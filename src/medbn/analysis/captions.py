@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from .numbers import Numbers
 
 
@@ -16,13 +14,16 @@ def epsilon_label(epsilon: float) -> str:
     return f"{epsilon * 255:.3g}/255" if epsilon < 1 else f"{epsilon:g}"
 
 
-def describe(numbers: Numbers, *, batches: int | None = None, epsilon: bool = True) -> str:
-    """Return the data, the sizes, the model, the method and the attack of a figure's numbers as a sentence.
+def describe(
+    numbers: Numbers, *, batches: int | None = None, epsilons: bool = True, objective: str | None = None
+) -> str:
+    """Return the data, the sizes, the model, the method and the attack of a figure's numbers as sentences.
 
     Args:
         numbers: of the figure.
         batches: how many batches it shows; None for as many as were asked for.
-        epsilon: whether to say the ε of the attack.
+        epsilons: whether to say the ε of the attack.
+        objective: what the attack aims at; None for what the settings say.
     """
     s = numbers.settings
     count = s["batches"] if batches is None else batches
@@ -30,16 +31,10 @@ def describe(numbers: Numbers, *, batches: int | None = None, epsilon: bool = Tr
     names = corruptions[0].replace("_", " ") if len(corruptions) == 1 else f"{len(corruptions)} corruptions"
     sizes = f"{s['batch_size']} images, {s['malicious']} of them malicious"
     images = f"one batch of {sizes}" if count == 1 else f"{count} batches of {sizes} each"
-    bounds = f", ε = {' and '.join(map(epsilon_label, s['epsilons']))}" if epsilon else ""
+    gradient = "" if s["gradient"] == "exact" else f" {s['gradient'].replace('_', '-')} gradients,"
+    bounds = f", ε = {' and '.join(map(epsilon_label, s['epsilons']))}" if epsilons else ""
     return (
-        f"{s['data']} with {names} (severity {s['severity']}), {images}; {s['model']} under {s['method']};"
-        f" {_attack(s)}{bounds}."
-    )
-
-
-def _attack(settings: dict[str, Any]) -> str:
-    gradient = "" if settings["gradient"] == "exact" else f"{settings['gradient'].replace('_', '-')} gradients, "
-    return (
-        f"{settings['objective']} instant attack, {gradient}{settings['steps']} steps of"
-        f" {settings['step_size'] * 255:.3g}/255"
+        f"Data: {s['data']}, {names} of severity {s['severity']}, {images}. Model: {s['model']} under {s['method']}."
+        f" Attack: {objective or s['objective']}, instant,{gradient} {s['steps']} steps of"
+        f" {s['step_size'] * 255:.3g}/255{bounds}."
     )

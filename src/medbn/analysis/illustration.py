@@ -11,7 +11,7 @@ from ..functional import statistics
 from .experiment import Experiment
 from .numbers import Numbers
 from .registry import Figure, register
-from .theme import PAGE, Theme
+from .theme import PAGE, Theme, estimator_label
 
 if TYPE_CHECKING:
     from matplotlib.figure import FigureBase
@@ -68,7 +68,7 @@ def draw(numbers: Numbers, canvas: FigureBase, theme: Theme) -> None:
 def caption(numbers: Numbers) -> str:
     """Return the caption."""
     furthest = numbers.rows[-len(numbers.distinct("estimator")) :]
-    moves = ", ".join(f"{row['shift']:.2g} ({row['estimator']})" for row in furthest)
+    moves = ", ".join(f"{row['shift']:.2g} ({estimator_label(row['estimator'])})" for row in furthest)
     return (
         f"The centre of a channel as one malicious sample among {numbers.settings['samples']} benign ones moves away"
         f" (bottom to top); connected marks: the centre with the malicious sample. At {furthest[0]['value']:g} standard"

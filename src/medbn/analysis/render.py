@@ -6,7 +6,7 @@ import io
 import textwrap
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from .._errors import unknown_name
 from . import registry
@@ -14,11 +14,13 @@ from .numbers import Numbers
 from .theme import PAGE, Theme, get_theme
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure, FigureBase
+    from matplotlib.figure import Figure, FigureBase, SubFigure
 
 FORMATS = ("svg", "pdf", "png")
 RESOLUTION = 200
 """Dots per inch of PNG files."""
+TITLE = 0.4
+"""Height of a title on a contact sheet, in inches."""
 CAPTION_SIZE = 6.5
 """Font size of captions, in points."""
 
@@ -60,20 +62,33 @@ def render(numbers: Numbers, form: str = "svg", theme: str = "light", *, caption
 
 
 def contact_sheet(figures: Sequence[Numbers], form: str = "svg", theme: str = "light") -> bytes:
-    """Return all figures on one sheet, one below the other, as the bytes of a file."""
+    """Return all figures on one sheet, in two columns of about the same height, as the bytes of a file."""
     look = get_theme(theme)
-    sizes = [registry.get(numbers.figure).size(numbers) for numbers in figures]
-    width = max([PAGE, *(size[0] for size in sizes)])
-    heights = [size[1] + _caption_height(n, width) + 0.45 for n, size in zip(figures, sizes, strict=True)]
+    width = max([PAGE, *(registry.get(numbers.figure).size(numbers)[0] for numbers in figures)])
+    heights = [registry.get(n.figure).size(n)[1] + _caption_height(n, width) + TITLE for n in figures]
+    columns: list[list[int]] = [[], []]
+    for place in range(len(figures)):  # each into the shorter column
+        min(columns, key=lambda column: sum(heights[i] for i in column)).append(place)
+    columns = [column for column in columns if column]
+    height = max(sum(heights[i] for i in column) for column in columns)
     with _open_figure(look, form) as figure:
-        figure.set_size_inches(width, sum(heights))
-        parts = figure.subfigures(len(figures), 1, height_ratios=heights, squeeze=False)[:, 0]
-        for numbers, part in zip(figures, parts, strict=True):
-            entry = registry.get(numbers.figure)
-            where = "ours" if entry.paper == "ours" else f"figure {entry.paper} of the paper"
-            part.suptitle(f"{numbers.figure}: {entry.title} ({where})", x=0.01, ha="left", fontsize=9, weight="bold")
-            draw(numbers, part, look, caption_width=width)
+        figure.set_size_inches(width * len(columns), height)
+        stacks: Any = figure.subfigures(1, len(columns), squeeze=False)
+        for column, stack in zip(columns, stacks.flat, strict=True):
+            ratios = [heights[i] for i in column]
+            rest = height - sum(ratios)
+            parts = stack.subfigures(len(ratios) + 1, 1, height_ratios=[*ratios, max(rest, 1e-3)], squeeze=False)
+            for place, part in zip(column, parts[:, 0], strict=False):
+                _draw_with_title(figures[place], part, look, width, heights[place])
         return _save(figure, form)
+
+
+def _draw_with_title(numbers: Numbers, part: SubFigure, theme: Theme, width: float, height: float) -> None:
+    entry = registry.get(numbers.figure)
+    where = "ours" if entry.paper == "ours" else f"the paper's figure {entry.paper}"
+    title, canvas = part.subfigures(2, 1, height_ratios=(TITLE, height - TITLE))
+    title.text(0.01, 0.3, f"{numbers.figure}: {entry.title} ({where})", fontsize=9, weight="bold")
+    draw(numbers, canvas, theme, width)
 
 
 def draw(numbers: Numbers, canvas: FigureBase, theme: Theme, caption_width: float | None = None) -> None:

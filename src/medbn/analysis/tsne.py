@@ -1,0 +1,149 @@
+"""Figures 4, 8 and 9: where malicious images lie among the benign ones, before each normalisation layer."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+
+from .captions import describe, epsilon_label
+from .experiment import Experiment, visit_layers
+from .numbers import Numbers
+from .registry import Figure, register
+from .separation import PERMUTATIONS, principal_components, separation
+from .theme import COLUMN, Theme, estimator_label
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import FigureBase
+
+COMPONENTS = 50
+"""Principal components of the features, of which t-SNE makes two coordinates."""
+
+PERPLEXITY = 30.0
+
+PANEL = 1.28
+"""Width and height of a panel, in inches."""
+
+
+def measure(experiment: Experiment) -> Numbers:
+    """Return the silhouette of malicious against benign images at each layer, and the embedding of each panel.
+
+    The embeddings need scikit-learn; without it they are left out, and the figure cannot be drawn.
+    """
+    settings, malicious = experiment.settings, ~experiment.benign
+    rows, points = [], []
+    for epsilon in settings.epsilons:
+        for name in settings.estimators:
+            cell = experiment.cell(name, epsilon=epsilon)
+            adapter = experiment.adapter(cell)
+            shown = experiment.shown_layers(adapter)
+
+            def reduce(layer: str, module: Any, x: Tensor, shown: list[str] = shown) -> Any:
+                apart = separation(x, malicious, settings.seed)
+                return apart, principal_components(x, COMPONENTS) if layer in shown else None
+
+            for layer, (apart, scores) in visit_layers(adapter, experiment.poisoned(cell), reduce).items():
+                rows.append(
+                    {
+                        "epsilon": epsilon,
+                        "estimator": name,
+                        "layer": layer,
+                        "silhouette": apart.silhouette,
+                        "random_low": apart.low,
+                        "random_high": apart.high,
+                        "separate": apart.separate,
+                    }
+                )
+                if scores is not None:
+                    panel = {"epsilon": epsilon, "estimator": name, "layer": layer}
+                    points.append({**panel, "points": embed(scores, settings.seed)})
+    return Numbers("tsne", settings.describe(), rows, {"malicious": malicious.tolist(), "panels": points})
+
+
+def embed(scores: Tensor, seed: int) -> list[list[float]] | None:
+    """Return the t-SNE coordinates of the images, from their principal components; None without scikit-learn."""
+    try:
+        from sklearn.manifold import TSNE
+    except ImportError:
+        return None
+    perplexity = min(PERPLEXITY, (len(scores) - 1) / 3)
+    reducer = TSNE(perplexity=perplexity, init="pca", learning_rate="auto", random_state=seed)
+    points: list[list[float]] = reducer.fit_transform(scores.cpu().numpy()).round(2).tolist()
+    return points
+
+
+def draw(numbers: Numbers, canvas: FigureBase, theme: Theme) -> None:
+    """Draw a panel per layer: columns are layers, rows are estimators, once for each ε."""
+    panels = numbers.details["panels"]
+    if any(panel["points"] is None for panel in panels):
+        raise ImportError(
+            "these numbers were measured without scikit-learn: pip install 'medbn[figures]', and measure them again"
+            " with another --store."
+        )
+    epsilons, names = numbers.distinct("epsilon"), numbers.distinct("estimator")
+    layers = list(dict.fromkeys(panel["layer"] for panel in panels))
+    found = {(panel["epsilon"], panel["estimator"], panel["layer"]): panel["points"] for panel in panels}
+    colours = theme.series(names)
+    axes = canvas.subplots(len(epsilons) * len(names), len(layers), squeeze=False)
+    for place, (epsilon, name) in enumerate((e, n) for e in epsilons for n in names):
+        for axis, layer in zip(axes[place], layers, strict=True):
+            _draw_panel(axis, found[epsilon, name, layer], numbers.details["malicious"], theme)
+            (row,) = numbers.select(epsilon=epsilon, estimator=name, layer=layer)
+            star = "*" if row["separate"] else ""
+            axis.set_title(f"{row['silhouette']:.2f}{star}".replace("-", "−"), fontsize=6.5, pad=2)
+            if place == 0:
+                top = {"xycoords": "axes fraction", "xytext": (0, 11), "textcoords": "offset points"}
+                axis.annotate(layer, (0.5, 1.0), ha="center", fontsize=7.5, **top)
+        label = f"{estimator_label(name)}\nε = {epsilon_label(epsilon)}"
+        axes[place][0].set_ylabel(label, color=colours[name]["color"])
+    benign, malicious = _draw_panel(axes[0][0], [], [], theme)
+    canvas.legend([benign, malicious], ["benign images", "malicious images"], loc="outside upper center", ncols=2)
+
+
+def _draw_panel(axis: Axes, points: list[list[float]], malicious: list[bool], theme: Theme) -> tuple[Any, Any]:
+    """Draw benign images as dots below malicious ones as crosses; return both."""
+    styles: list[dict[str, Any]] = [
+        {"marker": "o", "s": 5, "color": theme.benign, "linewidths": 0},
+        {"marker": "x", "s": 9, "color": theme.malicious, "linewidths": 0.8},
+    ]
+    drawn = []
+    for side, style in enumerate(styles):
+        chosen = [point for point, is_malicious in zip(points, malicious, strict=True) if is_malicious == bool(side)]
+        drawn.append(axis.scatter([x for x, _ in chosen], [y for _, y in chosen], **style))
+    axis.set_xticks([])
+    axis.set_yticks([])
+    axis.margins(0.08)
+    for spine in axis.spines.values():
+        spine.set_visible(True)
+    return drawn[0], drawn[1]
+
+
+def size(numbers: Numbers) -> tuple[float, float]:
+    """Return a width and a height that give every panel the same size."""
+    panels = numbers.details["panels"]
+    across = len({panel["layer"] for panel in panels})
+    down = len(panels) // across
+    return max(COLUMN, PANEL * across + 0.4), (PANEL + 0.17) * down + 0.5
+
+
+def caption(numbers: Numbers) -> str:
+    """Return the caption."""
+    return (
+        "t-SNE of the features before normalisation layers, one embedding per panel. Above each: the silhouette of"
+        f" malicious against benign images in the features themselves; * above the 95 % interval of {PERMUTATIONS:,}"
+        f" random labellings. {describe(numbers, batches=1)}"
+    )
+
+
+register(
+    "tsne",
+    Figure(
+        title="where malicious images lie among the benign ones",
+        paper="4, 8, 9",
+        measure=measure,
+        draw=draw,
+        caption=caption,
+        size=size,
+    ),
+)

@@ -1,0 +1,62 @@
+"""The panels of figures 4, 8 and 9: silhouettes of the layers' inputs, and one embedding each."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+import medbn
+from medbn import analysis
+
+SHOWN = ["bn1", "layer1.0.bn2", "layer2.0.bn2", "layer3.0.bn2"]
+
+
+@pytest.fixture(scope="module")
+def numbers(settings):
+    two = replace(settings, estimators=("mean", "median"), epsilons=(1.0,))
+    return analysis.measure("tsne", analysis.Experiment(two))
+
+
+def test_silhouettes_are_of_the_features_before_each_layer(numbers, experiment):
+    metrics = pytest.importorskip("sklearn.metrics")
+    cell = experiment.cell("median")
+    adapter, poisoned = experiment.adapter(cell), experiment.poisoned(cell)
+    with medbn.observe(adapter.model) as observations, torch.no_grad():
+        adapter(poisoned)
+        inputs = {one.name: one.input.flatten(1).double().numpy() for one in observations}
+    for layer, x in inputs.items():
+        (row,) = numbers.select(estimator="median", layer=layer)
+        assert row["silhouette"] == pytest.approx(metrics.silhouette_score(x, ~experiment.benign.numpy()), abs=1e-4)
+        assert row["random_low"] < row["random_high"]
+        assert row["separate"] == (row["silhouette"] > row["random_high"])
+
+
+def test_every_panel_has_a_point_per_image(numbers):
+    pytest.importorskip("matplotlib")
+    pytest.importorskip("sklearn")
+    figure = pytest.importorskip("matplotlib.figure").Figure()
+    analysis.draw(numbers, figure, analysis.THEMES["light"])
+    assert len(figure.axes) == 2 * len(SHOWN)
+    for axis in figure.axes:
+        points = np.concatenate([drawn.get_offsets().data for drawn in axis.collections])
+        assert len(points) == 40
+        assert np.isfinite(points).all()
+        assert [len(drawn.get_offsets()) for drawn in axis.collections[:2]] == [32, 8]
+    assert [panel["layer"] for panel in numbers.details["panels"][: len(SHOWN)]] == SHOWN
+
+
+def test_embeddings_are_repeatable(settings, numbers):
+    pytest.importorskip("sklearn")
+    again = replace(settings, estimators=("mean", "median"), epsilons=(1.0,))
+    assert analysis.measure("tsne", analysis.Experiment(again)).details == numbers.details
+
+
+def test_without_scikit_learn_there_are_silhouettes_alone(settings, monkeypatch):
+    monkeypatch.setitem(__import__("sys").modules, "sklearn.manifold", None)
+    one = replace(settings, estimators=("mean",), epsilons=(1.0,))
+    numbers = analysis.measure("tsne", analysis.Experiment(one))
+    assert len(numbers.rows) == 9
+    assert all(panel["points"] is None for panel in numbers.details["panels"])
