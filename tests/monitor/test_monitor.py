@@ -33,8 +33,8 @@ def network(seed=0):
     return model.eval()
 
 
-def watched(method="tent", **options):
-    adapter = medbn.adapt(network(), method=method)
+def watched(method="tent", estimator="median", changes=None, **options):
+    adapter = medbn.adapt(network(), method, estimator, **({} if changes is None else {"changes": changes}))
     return adapter, medbn.Monitor(adapter, **options)
 
 
@@ -255,14 +255,14 @@ def test_a_stream_may_be_compared_with_a_reference_of_another_one():
 
 class Declaring(methods.Adapter):
     def commit(self, commit, images, inputs, output):
-        self.memory["declared_changes"] = int(inputs.args[0].mean() > 0.8) + self.memory.get("declared_changes", 0)
+        self.memory["declared"] = int(inputs.args[0].mean() > 0.8) + self.memory.get("declared", 0)
         commit(None)
 
 
 def test_a_declared_change_begins_a_new_reference_and_shares_alpha():
     model = medbn.convert(network())
     adapter = Declaring(model)
-    adapter.memory["declared_changes"] = 0
+    adapter.memory["declared"] = 0
     adapter.begin()
     monitor = medbn.Monitor(adapter, reference=10, alpha=0.05)
     for images in stream(12):
@@ -274,6 +274,18 @@ def test_a_declared_change_begins_a_new_reference_and_shares_alpha():
     assert monitor.latest.signals["declared_changes"] == 1
     assert monitor.latest.state == "reference"
     assert 10**monitor.threshold == pytest.approx(signals * 6 / 0.05)
+
+
+def test_a_change_that_past_declares_begins_a_new_reference():
+    adapter, monitor = watched("past", estimator="image_median", changes="detect", reference=4)
+    images = stream(8, size=200)
+    for batch in images:
+        adapter(batch)
+    assert monitor.latest.state == "watching"
+    before = monitor.latest.signals["declared_changes"]
+    adapter(images[0] / 4)
+    assert monitor.latest.signals["declared_changes"] == before + 1
+    assert monitor.latest.state == "reference"
 
 
 def test_a_call_that_raises_leaves_the_monitor_as_it_is():

@@ -36,6 +36,7 @@ COMMANDS = {
     "run experiments": ("recipes", "run", "report", "figure"),
     "data and models": ("data", "models", "train"),
     "measure": ("speed",),
+    "in service": ("monitor",),
 }
 """The commands by task, in the order of ``medbn --help``."""
 

@@ -12,7 +12,7 @@ from .batch import Batch, Moments
 from .exporters import JSONLines, OpenTelemetry, Prometheus
 from .martingale import Martingale
 from .monitor import Exporter, Monitor, choose_layers
-from .record import Alarm, Record, is_stream, read, read_lines
+from .record import Alarm, Reader, Record, is_stream, read
 from .watch import Watch
 
 __all__ = [
@@ -25,11 +25,11 @@ __all__ = [
     "Monitor",
     "OpenTelemetry",
     "Prometheus",
+    "Reader",
     "Record",
     "Watch",
     "choose_layers",
     "is_stream",
     "read",
-    "read_lines",
     "signals",
 ]

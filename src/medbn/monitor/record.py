@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -104,24 +103,37 @@ def parse(line: str, where: str) -> Record | None:
         raise ValueError(f"{where}: not a line of a monitor's file ({type(error).__name__}).") from None
 
 
-def read(path: str | Path) -> list[Record]:
-    """Return the records of a file that the exporter JSONLines wrote.
+class Reader:
+    """Reads a file that the exporter JSONLines writes, also while it is written.
 
-    A last line that is being written is left out.
+    Args:
+        path: the file.
     """
-    return list(read_lines(Path(path)))
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        if not self.path.is_file():
+            raise ValueError(f"there is no file {self.path}; medbn.monitor.JSONLines writes one.")
+        if not is_stream(self.path):
+            raise ValueError(f"{self.path} is no monitor's file: medbn.monitor.JSONLines writes those.")
+        self._position = self._line = 0
+
+    def read(self) -> list[Record]:
+        """Return the records since the last call; a last line that is being written is left for the next one."""
+        records = []
+        with open(self.path, "rb") as file:
+            file.seek(self._position)
+            for line in file:
+                if not line.endswith(b"\n"):
+                    break
+                self._position += len(line)
+                self._line += 1
+                record = parse(line.decode(errors="replace"), f"{self.path}, line {self._line}")
+                if record is not None:
+                    records.append(record)
+        return records
 
 
-def read_lines(path: Path) -> Iterator[Record]:
-    """Yield the records of a file, one at a time."""
-    if not path.is_file():
-        raise ValueError(f"there is no file {path}; medbn.monitor.JSONLines writes one.")
-    if not is_stream(path):
-        raise ValueError(f"{path} is no monitor's file: medbn.monitor.JSONLines writes those.")
-    with open(path, encoding="utf-8", errors="replace") as file:
-        for number, line in enumerate(file, start=1):
-            if not line.endswith("\n"):
-                return
-            record = parse(line, f"{path}, line {number}")
-            if record is not None:
-                yield record
+def read(path: str | Path) -> list[Record]:
+    """Return the records of a file that the exporter JSONLines wrote."""
+    return Reader(path).read()

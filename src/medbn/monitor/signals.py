@@ -223,9 +223,12 @@ def average_drift(batch: Batch) -> dict[str, Number]:
 
 @register("declared_changes", about="changes of the images that the method has declared so far")
 def declared_changes(batch: Batch) -> Number | None:
-    """Return how many changes a method with a change detector has declared; it counts them in its memory."""
-    declared: Number | None = batch.adapter.memory.get("declared_changes")
-    return declared
+    """Return how many changes a method with a change detector, such as ``past``, has counted in its memory."""
+    memory = batch.adapter.memory
+    if "declared" not in memory:
+        return None
+    changes: Number = memory["declared"] + memory.get("returned", 0)
+    return changes
 
 
 @register("resets", about="how often the adapter has returned to the source model")
