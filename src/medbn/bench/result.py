@@ -165,6 +165,21 @@ class Results:
         matrices = self._matrices(which).values()
         return torch.stack(list(matrices)).sum(0) if matrices else None
 
+    def class_iou(self, which: str = "wrong") -> list[Interval | None]:
+        """Return the IoU of each class; None for classes that no label has.
+
+        Args:
+            which: the predictions, named as in ``error``.
+        """
+        counts = self.confusion(which)
+        if counts is None:
+            return []
+
+        def of_class(k: int) -> Interval | None:
+            return self._from_confusion(which, lambda matrices: confusion.iou_per_class(matrices)[..., k])
+
+        return [of_class(k) if occurs else None for k, occurs in enumerate((counts.sum(dim=1) > 0).tolist())]
+
     def measure(self, which: str = "wrong") -> Interval | None:
         """Return the number that reports show.
 

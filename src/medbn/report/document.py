@@ -83,7 +83,7 @@ class Point:
 class Scatter:
     """Two measures against each other, for instance error without attack against error under attack.
 
-    ``frontier`` draws a line through the points for which no other is lower on both axes.
+    ``frontier`` draws a line through the points for which no other is better on both axes.
     """
 
     title: str
@@ -93,6 +93,8 @@ class Scatter:
     points: Sequence[Point]
     frontier: bool = True
     caption: str = ""
+    better: tuple[str, str] = ("low", "low")
+    """Which numbers are good on each axis, "low" or "high"."""
 
 
 @dataclass(frozen=True)

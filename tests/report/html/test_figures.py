@@ -22,6 +22,41 @@ def test_no_point_beats_one_of_the_frontier() -> None:
     assert frontier(points) == sorted(set(points) - beaten)
 
 
+@pytest.mark.parametrize("signs", [(1, 1), (-1, 1), (1, -1), (-1, -1)])
+def test_the_frontier_follows_what_is_better_on_each_axis(signs: tuple[int, int]) -> None:
+    points = [(1.0, 9.0), (2.0, 5.0), (3.0, 6.0), (4.0, 1.0), (4.0, 0.5), (0.5, 4.0)]
+
+    def beats(p: tuple[float, float], q: tuple[float, float]) -> bool:
+        return p != q and all(sign * a <= sign * b for sign, a, b in zip(signs, p, q, strict=True))
+
+    assert set(frontier(points, signs)) == {q for q in points if not any(beats(p, q) for p in points)}
+
+
+def _drawn_frontier(better: tuple[str, str]) -> list[tuple[float, float]]:
+    points = [Point(str(x), "a", Measure(x), Measure(y)) for x, y in ((10.0, 20.0), (30.0, 60.0), (50.0, 40.0))]
+    part = Scatter("t", "", "x", "y", points, better=better)
+    page = FORMATS.get("html").write(Document("t", "", [Section("s", [part])]))
+    line = re.search(r'class="frontier" d="M([\d. L]*)"', page)
+    assert line is not None
+    return [(float(x), float(y)) for x, y in (place.split() for place in line.group(1).split("L"))]
+
+
+@pytest.mark.parametrize(
+    ("better", "x", "y"),
+    [
+        (("low", "low"), min, max),
+        (("high", "low"), max, max),
+        (("low", "high"), min, min),
+        (("high", "high"), max, min),
+    ],
+)
+def test_no_point_is_drawn_on_the_good_side_of_the_frontier(better, x, y) -> None:
+    """In the drawing, y grows downwards: the line runs from the bad end of y to the bad end of x."""
+    corners = _drawn_frontier(better)
+    assert corners[0][0] == x(a for a, _ in corners)
+    assert corners[-1][1] == y(b for _, b in corners)
+
+
 def test_labels_of_points_do_not_cover_each_other() -> None:
     crowd = [Point(f"point {i}", "s", measured(30 + i % 5), measured(40 + i // 5)) for i in range(40)]
     page = FORMATS.get("html").write(Document("t", "", [Section("s", [Scatter("t", "alt", "x", "y", crowd)])]))

@@ -1,4 +1,4 @@
-"""Which cells of a table are the best: lower than the runner-up by more than chance."""
+"""Which cells of a table are the best: better than the runner-up by more than chance."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ Sample = tuple[Results, str]
 def best_cells(
     rows: Sequence[Sequence[Value]], samples: Mapping[tuple[int, int], Sample], labels: int
 ) -> list[tuple[int, int]]:
-    """Return the (row, column) of the lowest measures.
+    """Return the (row, column) of the best measures: the lowest, or the highest mean IoU.
 
     They are compared down each column, among the rows that share every label but the last (the defences under one
-    method). The lowest is the best if the interval of its difference to the second lowest excludes zero, on the same
+    method). The first is the best if the interval of its difference to the second excludes zero, on the same
     batches. Measures from fewer batches than others of their column do not compete.
 
     Args:
@@ -33,16 +33,21 @@ def best_cells(
         value = rows[r][c]
         number = finite_number(value) if isinstance(value, Measure) and (r, c) not in fewer else None
         if number is not None:
-            groups.setdefault((c, *map(str, rows[r][: labels - 1])), []).append((number, (r, c)))
+            results, which = samples[r, c]
+            cost = -number if results.higher_is_better(which) else number
+            groups.setdefault((c, *map(str, rows[r][: labels - 1])), []).append((cost, (r, c)))
     best = []
     for group in groups.values():
         if len(group) > 1:
             (_, first), (_, second), *_ = sorted(group)
-            best += [first] if _is_lower(samples[first], samples[second]) else []
+            best += [first] if _is_better(samples[first], samples[second]) else []
     return sorted(best)
 
 
-def _is_lower(first: Sample, second: Sample) -> bool:
-    """Return whether the interval of the paired difference lies below zero; without an interval it does not."""
-    difference = first[0].minus(second[0], first[1])
-    return difference is not None and difference.high < 0
+def _is_better(first: Sample, second: Sample) -> bool:
+    """Return whether the interval of the paired difference is on the good side of zero; False if there is none."""
+    results, which = first
+    difference = results.minus(second[0], which)
+    if difference is None:
+        return False
+    return difference.low > 0 if results.higher_is_better(which) else difference.high < 0

@@ -1,4 +1,4 @@
-"""The scatter plot of a panel: error without an attack against harm under the worst attack."""
+"""The scatter plot of a panel: error or mean IoU without an attack against harm under the worst attack."""
 
 from __future__ import annotations
 
@@ -27,14 +27,16 @@ def frontier_parts(panel: Panel) -> list[Part]:
         f"{p.label}: {p.x.value:.1f} without, {p.y.value:.1f} under attack." for p in points
     )
     worst = "the worst attack" if len(panel.columns) > 1 else "the attack"
-    title = f"{capitalise(panel.title)}: {panel.harm} against error without attack"
+    without = f"{panel.quality} without attack"
+    title = f"{capitalise(panel.title)}: {panel.harm} against {without}"
     captions = []
     if partial:
         captions.append(
             "Both axes are over the batches on which all of these attacks were run. These are fewer than under Results,"
-            f" and the error without attack differs, for {', '.join(partial)}."
+            f" and the {panel.quality} without attack differs, for {', '.join(partial)}."
         )
     if missing:
         captions.append(f"Not all of these attacks were run on the same batches with {', '.join(missing)}.")
     caption = " ".join(captions)
-    return [Scatter(title, alt, "error without attack, %", f"{panel.harm} ({worst}), %", points, caption=caption)]
+    better = ("high" if panel.results.dense else "low", "high" if panel.high_is_better else "low")
+    return [Scatter(title, alt, f"{without}, %", f"{panel.harm} ({worst}), %", points, caption=caption, better=better)]

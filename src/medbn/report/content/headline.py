@@ -10,6 +10,7 @@ from ...bench import results as stored
 from ..document import Measure, Part, Table, Value
 from ..values import finite_number, format_value, interval_ends
 from .best import Sample, best_cells
+from .classes import describe_iou
 from .labels import BASELINE, attack_label, capitalise, estimator_label, method_label, uses_estimator
 from .measures import counts, coverage_notes, difference, measure_harm, measure_without, measure_worst
 from .panels import Panel, split_into_panels
@@ -24,7 +25,7 @@ def headline(store: Store, name: str) -> list[tuple[str, list[str], list[list[st
         for panel in split_into_panels(results) if results.cells else ():
             table = headline_table(panel)
             rows = [[format_value(value) or "–" for value in row] for row in table.rows]
-            tables.append((f"{table.title}: {_unit(panel)}; lower is better.", [*table.columns], rows))
+            tables.append((f"{table.title}: {_unit(panel)}; {_better(panel)}.", [*table.columns], rows))
     return tables
 
 
@@ -52,7 +53,7 @@ def headline_table(panel: Panel) -> Table:
     columns = ["method", "normalisation", *_value_columns(panel, compares_attacks), *([_WORST] if worst else [])]
     axis = f" In columns: {panel.sweep}." if panel.sweep else ""
     intervals = any(isinstance(value, Measure) and interval_ends(value) for row in rows for value in row)
-    caption = f"{_unit(panel)}{', with 95 % intervals' if intervals else ''}; lower is better.{axis}"
+    caption = f"{_unit(panel)}{', with 95 % intervals' if intervals else ''}; {_better(panel)}.{axis}"
     notes = [*_notes(panel, intervals), *coverage_notes(rows)]
     if worst and any(len(counts([row[3:]])) > 1 or finite_number(row[-1]) is None for row in rows):
         notes.append(
@@ -61,13 +62,20 @@ def headline_table(panel: Panel) -> Table:
     best = best_cells(rows, samples, labels=2)
     if best:
         notes.append(
-            "Highlighted: lower than the runner-up; the interval of the difference on the same batches excludes 0."
+            "Highlighted: better than the runner-up; the interval of the difference on the same batches excludes 0."
         )
     return Table(capitalise(panel.title) or "Error", columns, rows, caption, notes, best, labels=2)
 
 
 def _unit(panel: Panel) -> str:
     return f"{panel.harm[0].upper()}{panel.harm[1:]} in per cent"
+
+
+def _better(panel: Panel) -> str:
+    """Return which numbers are good ones, in words."""
+    if panel.high_is_better:
+        return "higher is better"
+    return f"lower is better{', but not of the mean IoU' if panel.results.dense else ''}"
 
 
 def _normalisation(method: str, estimator: str) -> str:
@@ -81,19 +89,22 @@ def _value_columns(panel: Panel, compares_attacks: bool) -> list[str]:
         harms = [
             f"{panel.harm}, {attack_label(one, panel.columns)}" if several else panel.harm for one in panel.columns
         ]
-        return ["error without attack", *harms]
-    return ["error"] if panel.attack is None else [str(column) for column in panel.columns]
+        return [f"{panel.quality} without attack", *harms]
+    return [panel.quality] if panel.attack is None else [str(column) for column in panel.columns]
 
 
 def _notes(panel: Panel, intervals: bool) -> list[str]:
     """Return notes on the numbers: what they count, how their intervals are made, and from how many batches."""
     results, notes = panel.results, []
     lengths = {len(result.batches) for result in results.cells}
+    which = "are a bootstrap over batches" if intervals else "need at least five batches"
     if panel.targeted:
-        notes.append("Success: the target image is predicted as the target class. The intervals are Wilson's.")
-    elif panel.attack is not None:
-        which = "are a bootstrap over batches" if intervals else "need at least five batches"
+        target = "pixel" if results.dense else "image"
+        notes.append(f"Success: the target {target} is predicted as the target class. The intervals are Wilson's.")
+    elif panel.attack is not None and not results.dense:
         notes.append(f"Errors are those of benign images. Intervals {which}.")
+    if results.dense:
+        notes.append(f"{describe_iou(panel)} Intervals {which}.")
     if intervals and lengths == {1} and len(results.values(lambda cell: cell.corruption)) > 1:
         notes.append(f"{_per_corruption(panel)}: the intervals include how corruptions differ, which makes them wide.")
     if len(lengths) > 1:
@@ -130,8 +141,15 @@ def _difference_table(panel: Panel) -> list[Part]:
             differences = [difference(results, base, which) for which in ("wrong_without", "wrong")]
             if any(differences):
                 rows.append([method_label(method), estimator_label(estimator), *differences])
-    columns = ["method", "normalisation", "error without attack", panel.harm]
+    columns = ["method", "normalisation", f"{panel.quality} without attack", panel.harm]
     several = len(panel.columns) > 1 and not panel.sweep
     which = f" ({attack_label(first, panel.columns)} attack)" if several else ""
-    caption = f"Differences to BatchNorm on the same batches{which}, in points; negative is better."
+    caption = f"Differences to BatchNorm on the same batches{which}, in points. {_sign(panel)}"
     return [Table("Difference to BatchNorm", columns, rows, caption, labels=2)]
+
+
+def _sign(panel: Panel) -> str:
+    """Return which sign of a difference is good, in words."""
+    if panel.high_is_better:
+        return "Positive is better."
+    return "Negative is better, of the mean IoU positive." if panel.results.dense else "Negative is better."

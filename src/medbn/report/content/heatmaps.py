@@ -26,14 +26,16 @@ def heatmap_parts(panel: Panel) -> list[Part]:
         values = [[_measure(panel, *group, name) for name in names] for group in panel.groups]
         rows = [estimator_label(estimator) for _, estimator in panel.groups]
         alt = f"{panel.harm} of {label} by normalisation and corruption, in per cent."
-        return [Heatmap(f"{label}: {subject}", alt, rows, columns, values)]
+        return [Heatmap(f"{label}: {subject}", alt, rows, columns, values, low_is_worse=panel.high_is_better)]
     parts: list[Part] = []
     for estimator in panel.estimators:
         methods = [method for method, other in panel.groups if other == estimator]
         values = [[_measure(panel, method, estimator, name) for name in names] for method in methods]
         label = estimator_label(estimator)
         alt = f"{panel.harm} of {label} by method and corruption, in per cent."
-        parts.append(Heatmap(f"{label}: {subject}", alt, [method_label(one) for one in methods], columns, values))
+        rows = [method_label(one) for one in methods]
+        title = f"{label}: {subject}"
+        parts.append(Heatmap(title, alt, rows, columns, values, low_is_worse=panel.high_is_better))
     return parts
 
 

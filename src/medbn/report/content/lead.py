@@ -32,7 +32,7 @@ def lead(results: Results) -> str:
     for panel in split_into_panels(results):
         if panel.attack is not None and not panel.sweep and (finding := _finding(panel)):
             return stopped + finding
-    return stopped + (results.recipe["about"] or "Error without attack.")
+    return stopped + (results.recipe["about"] or "The predictions without attack.")
 
 
 def _finding(panel: Panel) -> str:
@@ -41,7 +41,7 @@ def _finding(panel: Panel) -> str:
     findings = []
     for estimator in panel.estimators:
         results = _of_estimator(panel.results, estimator).only(shared)
-        worst, before = results.worst(panel.columns), results.error("wrong_without")
+        worst, before = results.worst(panel.columns), results.measure("wrong_without")
         if worst is None or before is None:
             continue
         change = "" if panel.targeted else f"from {100 * before.value:.0f} to "
@@ -53,8 +53,11 @@ def _finding(panel: Panel) -> str:
         "" if panel.results.batch_ids() <= shared else f" These numbers are over the {batches} that all of them have."
     )
     if panel.targeted:
-        return f"The target image is predicted as the attacker's class in {', '.join(findings)}.{rest}"
-    return f"Under the worst attack that was run, the error on benign images goes {', '.join(findings)}.{rest}"
+        target = "pixel" if panel.results.dense else "image"
+        return f"The target {target} is predicted as the attacker's class in {', '.join(findings)}.{rest}"
+    return (
+        f"Under the worst attack that was run, the {panel.quality} on benign images goes {', '.join(findings)}.{rest}"
+    )
 
 
 def _of_estimator(results: Results, estimator: str) -> Results:

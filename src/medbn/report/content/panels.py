@@ -29,9 +29,23 @@ class Panel:
         return self.attack is not None and objective_class(self.attack.objective).targeted
 
     @property
+    def quality(self) -> str:
+        """What is measured of predictions apart from any target: the error, or the mean IoU of segmentation."""
+        return "mean IoU" if self.results.dense else "error"
+
+    @property
     def harm(self) -> str:
-        """What the numbers measure: the error, or what the objective of the attacks calls its harm."""
-        return "error" if self.attack is None else objective_class(self.attack.objective).harm_label
+        """What the numbers measure: the quality of predictions, or what the objective of the attacks calls its harm."""
+        if self.attack is None:
+            return self.quality
+        if self.results.dense and not self.targeted:
+            return f"{self.quality} under attack"
+        return objective_class(self.attack.objective).harm_label
+
+    @property
+    def high_is_better(self) -> bool:
+        """Whether a high ``harm`` is good, as of a mean IoU."""
+        return self.results.dense and not self.targeted
 
     @property
     def sweep(self) -> str | None:

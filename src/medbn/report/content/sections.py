@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from ...bench import Results, Store
 from ...bench import results as stored
 from ..document import Document, Part, Section
+from .classes import class_parts
 from .facts import run_parts, time_parts
 from .frontier import frontier_parts
 from .gallery import gallery_parts
@@ -16,6 +17,7 @@ from .labels import estimator_about, estimator_label, order_estimators
 from .lead import lead, smoke_warning
 from .panels import split_into_panels
 from .paper import paper_parts
+from .strips import strip_parts
 from .sweeps import sweep_parts
 
 
@@ -48,8 +50,13 @@ def _sections(results: Results, store: Store, several: bool) -> list[Section]:
     sections: list[tuple[str, str, list[Part]]] = [
         ("Results", recipe["about"], [part for panel in panels for part in headline_parts(panel)]),
         (
+            "Pictures",
+            "What a defence predicts for a benign image, and the image of the attacker that was in its batch.",
+            [part for panel in panels for part in strip_parts(panel, store)],
+        ),
+        (
             "Where the defences stand",
-            "Lower left is better: a low error without an attack, and little harm under one.",
+            "The arrow points to where it is better: good predictions without an attack, and little harm under one.",
             [part for panel in panels for part in frontier_parts(panel)],
         ),
         (
@@ -61,6 +68,11 @@ def _sections(results: Results, store: Store, several: bool) -> list[Section]:
             "By corruption",
             "For each batch on which all attacks were run, the most harmful of them." if recipe["attacks"] else "",
             [part for panel in panels for part in heatmap_parts(panel)],
+        ),
+        (
+            "By class",
+            "The intersection over union of each class. Strong colours are the bad ones.",
+            [part for panel in panels for part in class_parts(panel)],
         ),
         (
             "Beside the paper",

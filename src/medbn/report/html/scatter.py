@@ -29,13 +29,18 @@ def draw_scatter(part: Scatter, palette: Palette) -> Markup:
     return chart(part.title, part.alt, plot.legend(), plot.draw)
 
 
-def frontier(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
-    """Return the points for which no other is as low on both axes, from left to right."""
+def frontier(points: Sequence[tuple[float, float]], signs: tuple[int, int] = (1, 1)) -> list[tuple[float, float]]:
+    """Return the points for which no other is as good on both axes, from the best to the worst on the first one.
+
+    Args:
+        points: in any units.
+        signs: of each axis; 1 where low numbers are better, −1 where high ones are.
+    """
     best: list[tuple[float, float]] = []
-    for x, y in sorted(set(points)):
-        if not best or y < best[-1][1]:
-            best.append((x, y))
-    return best
+    for cost in sorted({(x * signs[0], y * signs[1]) for x, y in points}):
+        if not best or cost[1] < best[-1][1]:
+            best.append(cost)
+    return [(x * signs[0], y * signs[1]) for x, y in best]
 
 
 @dataclass(frozen=True)
@@ -45,6 +50,12 @@ class _Plot:
     part: Scatter
     points: list[Point]
     palette: Palette
+
+    @property
+    def signs(self) -> tuple[int, int]:
+        """1 for each axis on which low numbers are better, −1 for the others."""
+        across, along = (-1 if better == "high" else 1 for better in self.part.better)
+        return across, along
 
     def draw(self, width: float, height: float) -> Markup:
         """Return the plot in one size."""
@@ -57,7 +68,7 @@ class _Plot:
         lines = [box for _, boxes in bars for box in boxes]
         drawn = [frame.draw(x_ticks, y_ticks, self.part.x_label, self.part.y_label)]
         if self.part.frontier:
-            stairs, boxes = _draw_frontier([(p.x.value, p.y.value) for p in self.points], frame)
+            stairs, boxes = _draw_frontier(places, self.signs, frame.area)
             drawn.append(stairs)
             lines += boxes
         drawn += [
@@ -77,13 +88,14 @@ class _Plot:
         grouped = len({point.group for point in self.points}) > 1
         texts = [point.group if grouped else point.label for point in self.points]
         if frame.width < _NARROW and len(texts) > 5 and not grouped:
-            best = frontier([(p.x.value, p.y.value) for p in self.points])
+            best = frontier([(p.x.value, p.y.value) for p in self.points], self.signs)
             texts = [text if (p.x.value, p.y.value) in best else "" for text, p in zip(texts, self.points, strict=True)]
         drawn, blocked = [], []
-        left, _, _, bottom = frame.area
-        corner = (left + 8, bottom - 22, left + 70, bottom - 4)
+        corner, anchor = _better_corner(self.signs, frame.area)
         if self.part.frontier and not any(overlap(corner, box) for box in lines):
-            drawn.append(element("text", "↙ better", class_="hint", x=left + 8, y=bottom - 10))
+            arrow = {(1, 1): "↙", (-1, 1): "↘", (1, -1): "↖", (-1, -1): "↗"}[self.signs]
+            x = corner[0] if anchor == "start" else corner[2]
+            drawn.append(element("text", f"{arrow} better", class_="hint", x=x, y=corner[3] - 6, text_anchor=anchor))
             blocked.append(corner)
         for text, place in zip(texts, place_labels(places, texts, frame.label_area, lines, blocked), strict=True):
             if text and place:
@@ -100,14 +112,30 @@ class _Plot:
         return entries
 
 
-def _draw_frontier(points: Sequence[tuple[float, float]], frame: Frame) -> tuple[Markup, list[Box]]:
-    """Return the frontier as steps, with the boxes they fill: no point lies below and to the left of them."""
-    places = [frame.at(*point) for point in frontier(points)]
-    _, top, right, _ = frame.area
-    corners = [(places[0][0], top), places[0]]
-    for x, y in places[1:]:
+def _better_corner(signs: tuple[int, int], area: Box) -> tuple[Box, str]:
+    """Return where the word "better" is written: in the corner of the plot that is good on both axes; its anchor."""
+    left, top, right, bottom = area
+    start = left + 8 if signs[0] > 0 else right - 70
+    base = bottom - 4 if signs[1] > 0 else top + 20
+    return (start, base - 18, start + 62, base), "start" if signs[0] > 0 else "end"
+
+
+def _draw_frontier(
+    places: Sequence[tuple[float, float]], signs: tuple[int, int], area: Box
+) -> tuple[Markup, list[Box]]:
+    """Return the frontier as steps, with the boxes they fill: no point lies on their good side.
+
+    Args:
+        places: of the points in the drawing, where y grows downwards.
+        signs: as in ``frontier``.
+        area: of the plot.
+    """
+    left, top, right, bottom = area
+    best = frontier(places, (signs[0], -signs[1]))
+    corners = [(best[0][0], top if signs[1] > 0 else bottom), best[0]]
+    for x, y in best[1:]:
         corners += [(x, corners[-1][1]), (x, y)]
-    corners.append((right, corners[-1][1]))
+    corners.append((right if signs[0] > 0 else left, corners[-1][1]))
     boxes = [(min(a, c) - 1, min(b, d) - 1, max(a, c) + 1, max(b, d) + 1) for (a, b), (c, d) in pairwise(corners)]
     return element("path", class_="frontier", d=path(corners)), boxes
 
