@@ -1,4 +1,5 @@
 import copy
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -109,6 +110,15 @@ def test_rows_summarise_the_points(numbers):
                 assert len(values) == row[group]
                 assert np.isfinite(values).all()
                 assert row[f"{quantity}_{group}"] in values
+
+
+def test_images_of_an_attack_that_starts_from_clean_ones_differ(experiment):
+    attack = replace(experiment.settings.attack, start="offset", steps=1)
+    numbers = analysis.measure("entropy-gradient", analysis.Experiment(replace(experiment.settings, attack=attack)))
+    assert [row["different"] for row in numbers.rows] == [8, 8]
+    caption = analysis.get("entropy-gradient").caption(numbers)
+    assert "offset" in caption
+    assert "repeated" not in caption
 
 
 def test_each_panel_has_both_groups_and_their_densities(numbers):

@@ -32,9 +32,15 @@ def describe(
     sizes = f"{s['batch_size']} images, {s['malicious']} of them malicious"
     images = f"one batch of {sizes}" if count == 1 else f"{count} batches of {sizes} each"
     gradient = "" if s["gradient"] == "exact" else f" {s['gradient'].replace('_', '-')} gradients,"
-    bounds = f", ε = {' and '.join(map(epsilon_label, s['epsilons']))}" if epsilons else ""
     return (
         f"Data: {s['data']}, {names} of severity {s['severity']}, {images}. Model: {s['model']} under {s['method']}."
-        f" Attack: {objective or s['objective']}, instant,{gradient} {s['steps']} steps of"
-        f" {s['step_size'] * 255:.3g}/255{bounds}."
+        f" Attack: {objective or s['objective']}, instant,{gradient} {describe_steps(numbers, epsilons=epsilons)}."
     )
+
+
+def describe_steps(numbers: Numbers, *, epsilons: bool = True) -> str:
+    """Return the number and the size of an attack's steps, where they start if not at grey images, and ε."""
+    s = numbers.settings
+    start = "" if s.get("start", "grey") == "grey" else f" from the start {s['start']!r}"
+    bounds = f", ε = {' and '.join(map(epsilon_label, s['epsilons']))}" if epsilons else ""
+    return f"{s['steps']} steps of {s['step_size'] * 255:.3g}/255{start}{bounds}"

@@ -92,6 +92,7 @@ class Settings:
             "steps": self.attack.steps,
             "step_size": self.attack.step_size,
             "gradient": self.attack.gradient,
+            "start": self.attack.start,
             "epsilons": list(self.epsilons),
             "estimators": list(self.estimators),
             "layers": self.layers,

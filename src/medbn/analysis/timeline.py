@@ -13,7 +13,7 @@ from .. import methods
 from ..attacks import Attack
 from ..bench import Cell
 from ..methods import Adapter, predict_logits
-from .captions import epsilon_label
+from .captions import describe_steps
 from .experiment import Experiment
 from .numbers import Numbers, Row
 from .registry import Figure, register
@@ -170,9 +170,9 @@ def caption(numbers: Numbers) -> str:
     return (
         f"Error of the {s['batch_size'] - s['malicious']} benign images of each batch, over one stream of {count}"
         " batches. Shaded batches are attacked, each method through its own gradients; the poison stays in what adapts."
-        f" {s['data']} with {names} in turn (severity {s['severity']}); {s['malicious']} of {s['batch_size']} images"
-        f" are malicious; {s['model']}; {s['objective']} attack, {s['steps']} steps of"
-        f" {s['step_size'] * 255:.3g}/255, ε = {epsilon_label(s['epsilons'][0])}. Predictions after the update."
+        f" Predictions after the update. Data: {s['data']}, {names} of severity {s['severity']} in turn,"
+        f" {s['malicious']} of {s['batch_size']} images malicious. Model: {s['model']}. Attack: {s['objective']},"
+        f" {describe_steps(numbers)}."
     )
 
 

@@ -71,6 +71,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--step-size", type=fraction, metavar="X", help="default: 1/255; larger with fewer steps, to reach as far"
     )
     attack.add_argument("--epsilons", type=fraction, nargs="+", metavar="E", help="default: 1 8/255")
+    attack.add_argument("--start", metavar="S", help="grey (default, as the authors' code), offset, clean or random")
 
     place = parser.add_argument_group("data and machine")
     place.add_argument("--store", default="medbn.db", metavar="FILE", help="keeps the numbers (default: medbn.db)")
@@ -147,10 +148,11 @@ def read_settings(options: argparse.Namespace) -> Settings:
     setting = replace(setting, **{name: value for name, value in changes.items() if value is not None})
     defaults = analysis.Settings()
     steps = options.steps or (defaults.attack.steps if options.data == "digits" else analysis.PAPER_STEPS)
+    attack = analysis.attack_of(steps, options.step_size)
     return replace(
         defaults,
         setting=setting,
-        attack=analysis.attack_of(steps, options.step_size),
+        attack=replace(attack, start=options.start) if options.start else attack,
         estimators=tuple(dict.fromkeys(options.estimators or defaults.estimators)),
         epsilons=tuple(dict.fromkeys(options.epsilons or defaults.epsilons)),
         corruptions=tuple(dict.fromkeys(options.corruptions or ())),
