@@ -23,6 +23,7 @@ from medbn.report.document import (
     Section,
     Table,
     Text,
+    Timeline,
 )
 
 DEFENCES = {
@@ -242,6 +243,16 @@ def nasty() -> Document:
                     Scatter("", "", "", "", [Point("p", "q", odd, Measure(1.0))]),
                     Curves(NASTY, NASTY, NASTY, NASTY, {NASTY: [(1, Measure(5.0, 4.0, 6.0)), (2, odd)], "empty": []}),
                     Curves("", "", "", "", {}, {NASTY: [(nan, 1.0)]}),
+                    Timeline(
+                        NASTY,
+                        NASTY,
+                        NASTY,
+                        {NASTY: [(1, 1e9), (2, nan)], "flat": [(1, 0.0), (3, 0.0)], "empty": [(1, inf)]},
+                        [(1, 2, NASTY)],
+                        [(2, NASTY, NASTY), (1, "", NASTY)],
+                        NASTY,
+                    ),
+                    Timeline("", "", "", {}),
                 ],
             ),
             Section(NASTY, [Gallery(NASTY, [(NASTY, [Picture(png(0), NASTY, NASTY)]), ("", [])]), Gallery("", [])]),

@@ -18,8 +18,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the command."""
     parser.epilog = (
         "examples:\n  medbn report medbn.db\n  medbn report medbn.db --recipe targeted-instant --format latex --out -"
+        "\n  medbn report stream.jsonl"
     )
-    parser.add_argument("store", nargs="?", default="medbn.db", metavar="STORE", help="default: medbn.db")
+    parser.add_argument(
+        "store", nargs="?", default="medbn.db", metavar="STORE", help="default: medbn.db; a monitor's file too"
+    )
     form = parser.add_argument(
         "--format", default="html", metavar="NAME", help="html (default), markdown, latex, csv or json"
     )
@@ -40,20 +43,28 @@ def write(store: str, kind: str = "html", names: list[str] | None = None, out: s
     """Write a report and return its path, or None if it was printed.
 
     Args:
-        store: path of the store.
+        store: path of a store, or of a file that ``medbn.monitor.JSONLines`` wrote.
         kind: the name of the format.
         names: only these recipes.
         out: path of the report, ``"-"`` to print it; by default beside the store.
     """
     from ..bench import Store
-    from ..report import FORMATS, build
+    from ..monitor import is_stream
+    from ..report import FORMATS, build, build_timeline
 
     form = FORMATS.get(kind)
     path = Path(out) if out else Path(store).with_suffix(form.suffix)
-    with Store(store, create=False) as opened:
+    if is_stream(store):
+        if names:
+            raise ValueError(f"{store} is a watched stream, which has no recipes.")
         if out != "-":
             _check(path)
-        text = form.write(build(opened, names))
+        text = form.write(build_timeline(store))
+    else:
+        with Store(store, create=False) as opened:
+            if out != "-":
+                _check(path)
+            text = form.write(build(opened, names))
     if out == "-":
         if isinstance(sys.stdout, io.TextIOWrapper):
             sys.stdout.reconfigure(encoding="utf-8")  # as in a file

@@ -12,8 +12,8 @@
 from __future__ import annotations
 
 from . import export, html
-from .content import build, headline
+from .content import build, build_timeline, headline
 from .document import Document
 from .formats import FORMATS, Format, register_format
 
-__all__ = ["FORMATS", "Document", "Format", "build", "export", "headline", "html", "register_format"]
+__all__ = ["FORMATS", "Document", "Format", "build", "build_timeline", "export", "headline", "html", "register_format"]

@@ -112,6 +112,22 @@ class Curves:
 
 
 @dataclass(frozen=True)
+class Timeline:
+    """Numbers along a stream, one series below the other, each on a scale of its own.
+
+    ``spans`` are shaded stretches with a label, ``events`` marked places: of one series by its name, of all for "".
+    """
+
+    title: str
+    alt: str
+    x_label: str
+    series: Mapping[str, Sequence[tuple[float, float]]]
+    spans: Sequence[tuple[float, float, str]] = ()
+    events: Sequence[tuple[float, str, str]] = ()
+    caption: str = ""
+
+
+@dataclass(frozen=True)
 class Picture:
     """A small PNG image, shown enlarged without smoothing."""
 
@@ -151,7 +167,7 @@ class Text:
     code: bool = False
 
 
-Part = Table | Heatmap | Scatter | Curves | Gallery | Facts | Text
+Part = Table | Heatmap | Scatter | Curves | Timeline | Gallery | Facts | Text
 
 
 @dataclass(frozen=True)

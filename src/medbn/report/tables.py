@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Sequence
 
-from .document import Curves, Facts, Gallery, Heatmap, Measure, Part, Scatter, Table, Text, Value
+from .document import Curves, Facts, Gallery, Heatmap, Measure, Part, Scatter, Table, Text, Timeline, Value
 from .values import finite_number, interval_ends
 
 
@@ -55,6 +56,8 @@ def as_table(part: Part, upright: bool = False) -> Table | None:
         return _scatter_numbers(part)
     if isinstance(part, Curves):
         return _curves_numbers(part)
+    if isinstance(part, Timeline):
+        return _timeline_numbers(part)
     if isinstance(part, Gallery):
         rows = [[label, picture.alt, picture.caption] for label, pictures in part.rows for picture in pictures]
         return Table(part.title, ["Row", "Picture", "Caption"], rows, part.caption)
@@ -91,3 +94,13 @@ def _curves_numbers(part: Curves) -> Table:
     ]
     caption = f"{part.y_label}. {part.caption}" if part.caption else part.y_label
     return Table(part.title, columns, rows, caption)
+
+
+def _timeline_numbers(part: Timeline) -> Table:
+    rows: list[list[Value]] = []
+    for name, line in part.series.items():
+        values = [y for _, y in line if finite_number(y) is not None]
+        events = "; ".join(label for _, series, label in part.events if series == name)
+        known: list[Value] = [min(values), statistics.median(values), max(values), values[-1]] if values else [None] * 4
+        rows.append([name, *known, events])
+    return Table(part.title, ["Series", "Least", "Median", "Largest", "Last", "Events"], rows, part.caption)

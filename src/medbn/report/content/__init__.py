@@ -2,5 +2,6 @@
 
 from .headline import headline
 from .sections import build
+from .timeline import build_timeline
 
-__all__ = ["build", "headline"]
+__all__ = ["build", "build_timeline", "headline"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from ..document import Curves, Document, Gallery, Heatmap, Part, Scatter, Table, Text
+from ..document import Curves, Document, Gallery, Heatmap, Part, Scatter, Table, Text, Timeline
 from ..formats import register_format
 from ..tables import as_table, numeric_columns, pad, shown_counts
 from ..values import code_spans, decimal_places, format_full, split_paragraphs
@@ -31,7 +31,7 @@ def _part(part: Part) -> list[str]:
     if isinstance(part, Text):
         return _fence(part.text) if part.code else _prose(part.text)
     lines = [f"### {_line(part.title)}", ""] if part.title else []
-    if isinstance(part, Heatmap | Scatter | Curves) and part.alt:
+    if isinstance(part, Heatmap | Scatter | Curves | Timeline) and part.alt:
         lines += [_line(part.alt), ""]
     table = as_table(part, upright=True)
     assert table is not None

@@ -18,7 +18,11 @@ _SIZES = {"wide": (760.0, 430.0), "narrow": (360.0, 340.0)}
 
 
 def chart(
-    title: str, alt: str, entries: Sequence[tuple[Markup, str]], draw: Callable[[float, float], Markup]
+    title: str,
+    alt: str,
+    entries: Sequence[tuple[Markup, str]],
+    draw: Callable[[float, float], Markup],
+    height: float | None = None,
 ) -> Markup:
     """Return a figure in both sizes under its legend.
 
@@ -27,21 +31,23 @@ def chart(
         alt: the figure in words.
         entries: of the legend: drawing and name.
         draw: returns the figure for a width and a height.
+        height: of both drawings; None for those of a plot.
     """
+    sizes = {size: (width, usual if height is None else height) for size, (width, usual) in _SIZES.items()}
     drawings = [
         element(
             "svg",
             Markup("\n"),
             element("desc", alt or title),
             Markup("\n"),
-            draw(width, height),
+            draw(width, tall),
             Markup("\n"),
             class_=f"chart {size}",
-            viewBox=f"0 0 {width:.0f} {height:.0f}",
+            viewBox=f"0 0 {width:.0f} {tall:.0f}",
             role="img",
             aria_label=alt or title,
         )
-        for size, (width, height) in _SIZES.items()
+        for size, (width, tall) in sizes.items()
     ]
     return render("chart.html", entries=entries, drawings=drawings)
 

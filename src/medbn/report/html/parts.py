@@ -6,7 +6,7 @@ import base64
 
 from markupsafe import Markup
 
-from ..document import Curves, Facts, Gallery, Heatmap, Part, Scatter, Table, Text
+from ..document import Curves, Facts, Gallery, Heatmap, Part, Scatter, Table, Text, Timeline
 from ..tables import as_table
 from ..values import finite_number
 from .curves import draw_curves
@@ -14,6 +14,7 @@ from .markup import render
 from .palette import Palette
 from .scatter import draw_scatter
 from .tables import render_heatmap, render_table
+from .timeline import draw_timeline
 
 
 def render_part(part: Part, palette: Palette, large: bool = False) -> Markup:
@@ -23,7 +24,9 @@ def render_part(part: Part, palette: Palette, large: bool = False) -> Markup:
     return render("part.html", title=part.title, body=_body(part, palette, large))
 
 
-def _body(part: Table | Heatmap | Scatter | Curves | Gallery | Facts, palette: Palette, large: bool) -> Markup:
+def _body(
+    part: Table | Heatmap | Scatter | Curves | Timeline | Gallery | Facts, palette: Palette, large: bool
+) -> Markup:
     if isinstance(part, Table):
         return render_table(part, palette, large)
     if isinstance(part, Facts):
@@ -33,13 +36,15 @@ def _body(part: Table | Heatmap | Scatter | Curves | Gallery | Facts, palette: P
         return render("gallery.html", part=part, rows=rows, base64=_base64)
     if isinstance(part, Heatmap):
         kind, drawing = "heatmap", render_heatmap(part, palette)
+    elif isinstance(part, Timeline):
+        kind, drawing = "plot", draw_timeline(part)
     else:
         drawing = draw_scatter(part, palette) if isinstance(part, Scatter) else draw_curves(part, palette)
         kind = "plot"
     return render("figure.html", kind=kind, drawing=drawing, caption=part.caption, numbers=_numbers(part, palette))
 
 
-def _numbers(part: Heatmap | Scatter | Curves, palette: Palette) -> Markup | None:
+def _numbers(part: Heatmap | Scatter | Curves | Timeline, palette: Palette) -> Markup | None:
     """Return the numbers of a figure as a table, to be copied or read aloud; None without any."""
     table = as_table(part, upright=True)
     assert table is not None
