@@ -337,7 +337,9 @@ def test_an_in_place_operation_may_follow(estimator, policy, device):
     torch.testing.assert_close(*results)
 
 
-# --- one value per channel --------------------------------------------------------------------------------------------
+# --- few values per channel -------------------------------------------------------------------------------------------
+
+FEW = ["mean", "median", "image_median", "mad", "mad_scaled"]
 
 
 def small_layer(estimator, policy, kind=medbn.RobustBatchNorm1d):
@@ -347,41 +349,118 @@ def small_layer(estimator, policy, kind=medbn.RobustBatchNorm1d):
     return layer
 
 
+def by_running_statistics(layer, x):
+    return F.batch_norm(x, layer.running_mean, layer.running_var, eps=layer.eps)
+
+
 @pytest.mark.parametrize("policy", ["batch", "ema", "interpolate"])
-@pytest.mark.parametrize("estimator", ["mean", "median", "image_median", "mad"])
-def test_one_value_per_channel_is_normalised_with_the_running_statistics(estimator, policy, recwarn):
-    layers._warn_of_single_value.cache_clear()
+@pytest.mark.parametrize("estimator", FEW)
+def test_one_or_two_values_per_channel_are_normalised_with_the_running_statistics(estimator, policy, recwarn):
+    layers._warn_of_few_values.cache_clear()
     layer = small_layer(estimator, policy)
     warnings.simplefilter("always")
-    for x in (torch.randn(1, 3), torch.randn(1, 3), torch.randn(1, 3, 1)):
-        expected = F.batch_norm(x, layer.running_mean, layer.running_var, eps=layer.eps)
+    for x in (torch.randn(1, 3), torch.randn(2, 3), torch.randn(1, 3, 1), torch.randn(1, 3, 2), torch.randn(2, 3, 1)):
         with medbn.observe(layer) as observations:
-            torch.testing.assert_close(layer(x), expected)
-            assert observations[0].batch_centre is None
-    layers._warn_of_single_value.cache_clear()
-    assert len([w for w in recwarn if "one value per channel" in str(w.message)]) == 1
+            torch.testing.assert_close(layer(x), by_running_statistics(layer, x))
+            assert observations[0].batch_centre is None  # so it is committed to no average
+    layers._warn_of_few_values.cache_clear()
+    assert len([w for w in recwarn if "three values per channel" in str(w.message)]) == 1
 
 
 @pytest.mark.parametrize("policy", ["batch", "ema"])
-@pytest.mark.parametrize("estimator", ["mean", "median", "image_median", "mad"])
+@pytest.mark.parametrize("estimator", FEW)
 @pytest.mark.parametrize("left_out", ["masked", "not finite"])
-def test_so_is_a_single_value_that_a_mask_or_nan_leaves(left_out, estimator, policy):
+@pytest.mark.parametrize(("left", "positions"), [(1, 1), (2, 1), (1, 2)])
+def test_so_are_those_that_a_mask_or_nan_leaves(left, positions, left_out, estimator, policy):
     layer = small_layer(estimator, policy)
     layer.nonfinite = "isolate"
-    x = torch.randn(4, 3)
+    x = torch.randn(4, 3, positions)
     if left_out == "not finite":
-        x[1:] = torch.nan
-    valid = torch.tensor([True, False, False, False]) if left_out == "masked" else None
-    expected = F.batch_norm(x[:1], layer.running_mean, layer.running_var, eps=layer.eps)
+        x[left:] = torch.nan
+    valid = torch.arange(4) < left if left_out == "masked" else None
+    expected = by_running_statistics(layer, x[:left])
     with medbn.hooks.mask_images(layer, valid), medbn.observe(layer, detached=True) as observations:
-        torch.testing.assert_close(layer(x)[:1], expected)
-        assert observations[0].batch_centre.isnan().all()  # so it is committed to no average
+        torch.testing.assert_close(layer(x)[:left], expected)
+        assert observations[0].batch_centre.isnan().all()
         torch.testing.assert_close(observations[0].centre, layer.running_mean)
 
 
-def test_one_value_per_channel_raises_without_running_statistics_and_in_training():
-    x = torch.randn(1, 3, 1, 1)
-    with pytest.raises(ValueError, match=r"one value per channel.*\(1, 3, 1, 1\)"):
-        medbn.RobustBatchNorm2d(3, track_running_stats=False).eval()(x)
+# By estimator: the centre and the variance of the values 2, 3 and 7.
+THREE = {
+    "mean": (4.0, (4 + 1 + 9) / 3),
+    "median": (3.0, (1 + 0 + 16) / 3),
+    "mad": (3.0, 1.0),
+    "mad_scaled": (3.0, 1.4826**2),
+    "image_median": (3.0, 1.4826**2),
+}
+
+
+@pytest.mark.parametrize("left_out", [None, "masked", "not finite"])
+@pytest.mark.parametrize("estimator", FEW)
+def test_three_values_have_statistics_of_their_own(estimator, left_out):
+    layer = small_layer(estimator, "batch")
+    layer.nonfinite = "isolate"
+    values = torch.tensor([[2.0], [3.0], [7.0]]) * torch.tensor([1.0, 2.0, -1.0])
+    x, valid = values, None
+    if left_out:
+        x = torch.cat([values, torch.full((2, 3), torch.nan if left_out == "not finite" else 9.0)])
+        valid = torch.arange(5) < 3 if left_out == "masked" else None
+    centre, variance = THREE[estimator]
+    deviation = torch.tensor([[2.0], [3.0], [7.0]]) - centre
+    expected = torch.cat([deviation * f / (f * f * variance + layer.eps) ** 0.5 for f in (1.0, 2.0, -1.0)], 1)
+    with medbn.hooks.mask_images(layer, valid):
+        torch.testing.assert_close(layer(x)[:3], expected)
+
+
+@pytest.mark.parametrize("policy", ["batch", "ema", "interpolate"])
+@pytest.mark.parametrize("left_out", [None, "masked", "not finite"])
+@pytest.mark.parametrize("estimator", FEW)
+def test_eps_never_scales_three_values(estimator, left_out, policy):
+    """The first channel is constant, two values of the second are equal, and the third varies."""
+    layer = small_layer(estimator, policy)
+    layer.nonfinite = "isolate"
+    values = torch.tensor([[2.0, 1.0, -1.0], [2.0, 1.0, 0.5], [2.0, 5.0, 3.0]])
+    x, valid = values, None
+    if left_out:
+        x = torch.cat([values, torch.full((1, 3), torch.nan if left_out == "not finite" else 9.0)])
+        valid = torch.arange(4) < 3 if left_out == "masked" else None
+    leaf = x.clone().requires_grad_()
+    with medbn.hooks.mask_images(layer, valid), medbn.observe(layer, detached=True) as observations:
+        y = layer(leaf)[:3]
+        seen = observations[0]
+    from_source = by_running_statistics(layer, values)
+    torch.testing.assert_close(y[:, 0], from_source[:, 0])
+    if estimator not in ("mean", "median"):
+        torch.testing.assert_close(y[:, 1], from_source[:, 1])
+    assert y.abs().max() < 10  # 1/√eps is 316
+    (gradient,) = torch.autograd.grad(y.square().sum(), leaf)
+    assert gradient.isfinite().all()
+    assert seen.batch_variance[0].isnan()  # committed to no average
+    again = (values - seen.centre) / (seen.variance + layer.eps).sqrt()
+    torch.testing.assert_close(y, again)  # what is observed is what was used
+
+
+@pytest.mark.parametrize("estimator", ROBUST)
+def test_few_values_raise_without_running_statistics_and_in_training(estimator):
+    for x in (torch.randn(1, 3, 1, 1), torch.randn(2, 3, 1, 1)):
+        with pytest.raises(ValueError, match=r"3 values per channel.*1, 1\)"):
+            medbn.RobustBatchNorm2d(3, estimator=estimator, track_running_stats=False).eval()(x)
+        with pytest.raises(ValueError, match="training"):
+            medbn.RobustBatchNorm2d(3, estimator=estimator).train()(x)
+
+
+def test_with_a_mean_two_values_are_enough_in_training_as_in_torch():
+    ours, theirs = medbn.RobustBatchNorm2d(3, estimator="mean").train(), nn.BatchNorm2d(3).train()
+    x = torch.randn(2, 3, 1, 1)
+    torch.testing.assert_close(ours(x), theirs(x))
+    torch.testing.assert_close(ours.running_var, theirs.running_var)
     with pytest.raises(ValueError, match="training"):
-        medbn.RobustBatchNorm2d(3).train()(x)
+        ours(x[:1])
+
+
+@pytest.mark.parametrize("estimator", FEW)
+def test_training_with_three_values_keeps_the_running_statistics_finite(estimator):
+    layer = medbn.RobustBatchNorm1d(3, estimator=estimator).train()
+    assert layer(torch.tensor([[2.0, 1.0, -1.0], [2.0, 1.0, 0.5], [2.0, 5.0, 3.0]])).isfinite().all()
+    assert layer.running_mean.isfinite().all()
+    assert layer.running_var.isfinite().all()

@@ -6,6 +6,7 @@ run, and composes the reference functions everywhere else; the results agree.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -17,6 +18,9 @@ from torch.autograd import Function
 from . import kernels
 from ._isolate import check_activation, check_input, check_valid, isolate, isolates, mask_isolated
 from .estimators import Estimator
+
+MINIMUM_VALUES = 3
+"""Fewer values per channel are no estimate of statistics: a median absolute deviation of two values is 0."""
 
 
 class Normalised(NamedTuple):
@@ -55,7 +59,8 @@ def normalise_batch(
         eps: added to the variance.
         nonfinite: as in ``medbn.functional.statistics``.
         valid: ``(B,)`` mask of the images to estimate from; None for all.
-        running: centre and variance that ``batch_weight`` leaves the rest to; also used alone if no image is finite.
+        running: centre and variance that ``batch_weight`` leaves the rest to; also used alone if no image is finite,
+            and in channels that have too few values, see ``_mark_few_values``.
         batch_weight: the weight of the batch's statistics.
         backward: the estimator whose gradient the statistics have, if not their own.
         detached: whether the returned statistics may be without gradients. A kernel's are.
@@ -63,31 +68,65 @@ def normalise_batch(
     if detached and valid is None:
         result = _call_kernel(x, weight, bias, estimator, eps, nonfinite, running, batch_weight, backward)
         if result is not None:
-            single = _is_single_value(x, result.counted)
-            if single is None:
+            few = _mark_few_values(x, result.counted, result.batch_variance, eps, running)
+            if few is None:
                 return result
-            return _without_single_value(result, single, x, running, weight, bias, estimator, eps, nonfinite)
+            return _replace_few_values(result, few, x, running, batch_weight, weight, bias, estimator, eps, nonfinite)
     return _compose(x, weight, bias, estimator, eps, nonfinite, valid, running, batch_weight, backward)
 
 
-def _is_single_value(x: Tensor, counted: Tensor | None) -> Tensor | None:
-    """Return, on the device, whether statistics are of one value per channel; None if they cannot be."""
-    return None if counted is None or x.numel() > x.shape[0] * x.shape[1] else counted == 1
+def _mark_few_values(
+    x: Tensor, counted: Tensor | None, variance: Tensor, eps: float, running: tuple[Tensor, Tensor] | None
+) -> Tensor | None:
+    """Return the mask of the channels to normalise with running statistics, on the device; None if there are none.
+
+    These are channels of fewer than three values; and of three values whose variance is below ``eps``, which then alone
+    would decide the scale, as where two of them are equal and the estimator is a MAD. Without running statistics, only
+    what a mask leaves of a channel is marked, if it is one value.
+    """
+    per_image = math.prod(x.shape[2:])
+    known = counted is None
+    if per_image > MINIMUM_VALUES or (known and (running is None or x.shape[0] * per_image > MINIMUM_VALUES)):
+        return None
+    values = per_image * (torch.full_like(variance, x.shape[0]) if counted is None else counted)
+    if running is None:
+        return (values < 2).expand(variance.shape)
+    return (values < MINIMUM_VALUES) | ((values == MINIMUM_VALUES) & (variance < eps))
 
 
-def _without_single_value(
+def _replace_few_values(
     result: Normalised,
-    single: Tensor,
+    few: Tensor,
     x: Tensor,
     running: tuple[Tensor, Tensor] | None,
+    batch_weight: float,
     *affine_and_rest: Any,
 ) -> Normalised:
-    """Return the result of a kernel, normalised with the running statistics where ``single`` is true."""
-    centre, variance = (s.masked_fill(single, torch.nan) for s in (result.batch_centre, result.batch_variance))
+    """Return the result of a kernel, normalised with the running statistics in the channels of the mask ``few``."""
     y = torch.full_like(x, torch.nan) if running is None else normalise_with(x, running, *affine_and_rest)
-    assert result.counted is not None
-    counted = result.counted.masked_fill(single, 0)
-    return Normalised(torch.where(single, y, result.y), centre, variance, counted, result.used)
+    y = torch.where(kernels.view_per_channel(few, x), y, result.y)
+    batch = (result.batch_centre, result.batch_variance)
+    used = kernels.mix(batch, running, batch_weight, result.counted)
+    return Normalised(y, *_drop(batch, few), _count_without(result.counted, few), _replace(used, running, few))
+
+
+def _drop(statistics: tuple[Tensor, Tensor], few: Tensor) -> tuple[Tensor, Tensor]:
+    """Return statistics that are NaN, and so enter no average, in the channels of a mask."""
+    centre, variance = (s.masked_fill(few, torch.nan) for s in statistics)
+    return centre, variance
+
+
+def _count_without(counted: Tensor | None, few: Tensor) -> Tensor | None:
+    """Return the number of images, or 0 if no channel has enough values."""
+    return None if counted is None else counted.masked_fill(few.all(), 0)
+
+
+def _replace(used: tuple[Tensor, Tensor], running: tuple[Tensor, Tensor] | None, few: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the statistics to normalise with, which are the running ones, or NaN, in the channels of a mask."""
+    if running is None:
+        return _drop(used, few)
+    centre, variance = (torch.where(few, r.to(u.dtype), u) for u, r in zip(used, running, strict=True))
+    return centre, variance
 
 
 def normalise_with(
@@ -152,11 +191,12 @@ def _compose(
 ) -> Normalised:
     """Normalise by the reference functions, which are differentiable any number of times."""
     batch = estimate_batch(x, estimator, valid, nonfinite, backward)
-    single = _is_single_value(x, batch.counted)
-    if single is not None and batch.counted is not None:
-        centre, variance = (s.masked_fill(single, torch.nan) for s in (batch.centre, batch.variance))
-        batch = batch._replace(centre=centre, variance=variance, counted=batch.counted.masked_fill(single, 0))
     used = kernels.mix((batch.centre, batch.variance), running, batch_weight, batch.counted)
+    few = _mark_few_values(x, batch.counted, batch.variance, eps, running)
+    if few is not None:
+        used = _replace(used, running, few)
+        centre, variance = _drop((batch.centre, batch.variance), few)
+        batch = batch._replace(centre=centre, variance=variance, counted=_count_without(batch.counted, few))
     y = mask_isolated(kernels.normalise(batch.x, *used, weight, bias, eps), batch.finite)
     return Normalised(y, batch.centre, batch.variance, batch.counted, used)
 

@@ -22,7 +22,14 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from . import estimators, kernels, policies
 from ._isolate import isolates
-from ._normalise import Normalised, is_batch_norm, normalise_batch, normalise_chosen, normalise_with
+from ._normalise import (
+    MINIMUM_VALUES,
+    Normalised,
+    is_batch_norm,
+    normalise_batch,
+    normalise_chosen,
+    normalise_with,
+)
 from .estimators import Estimator
 from .policies import Policy
 
@@ -80,10 +87,12 @@ class RobustBatchNorm(_BatchNorm):
             finite image is normalised with the running statistics; a layer that has none returns NaN.
         torch_options: what newer versions of torch add, like ``bias=False``.
 
-    One value per channel, as of one image before a BatchNorm1d, would be normalised to a constant. Such a batch is
-    normalised with the running statistics, with one warning, and enters no average. A layer without running statistics
-    raises, and so does training, as in torch. Where a mask or non-finite images leave a single value of several, the
-    choice is made on the device.
+    Fewer than three values per channel, as of one image before a BatchNorm1d or behind a global average, are no
+    estimate: one is normalised to a constant, and the median absolute deviation of two is 0. Such a batch is normalised
+    with the running statistics, with one warning, and enters no average. A layer without running statistics raises, and
+    so does training; with ``mean`` both do what torch does. Of three values, channels whose variance is below ``eps``
+    are normalised with the running statistics too, because ``eps`` alone would decide their scale; so is a MAD where
+    two of three values are equal. Where a mask or non-finite images leave few values, the choice is made on the device.
 
     >>> layer = RobustBatchNorm2d(64, estimator="median", policy="batch").eval()
     >>> layer(torch.randn(8, 64, 4, 4)).shape
@@ -202,7 +211,7 @@ class RobustBatchNorm(_BatchNorm):
         self._check_input_dim(input)
         if input.shape[1] != self.num_features:
             raise ValueError(f"expected {self.num_features} channels, got input of shape {tuple(input.shape)}.")
-        if self._choose is not None:
+        if self._choose is not None and not self._has_few_values(input):
             output = self._chosen_forward(input, self._choose)
         elif self._is_torch_batch_norm(input):
             output = self._torch_forward(input)
@@ -216,7 +225,17 @@ class RobustBatchNorm(_BatchNorm):
             return False
         if self._batch_weight == 0.0:
             return not (torch.is_grad_enabled() and isolates(self._estimator, self._nonfinite))
-        return self._batch_weight == 1.0 and is_batch_norm(input, self._estimator, self._nonfinite)
+        few = input.numel() <= MINIMUM_VALUES * self.num_features and not self._has_own_statistics
+        return self._batch_weight == 1.0 and not few and is_batch_norm(input, self._estimator, self._nonfinite)
+
+    def _has_few_values(self, input: Tensor) -> bool:
+        """Return whether a batch has too few values per channel to estimate statistics from."""
+        return 0 < input.numel() < MINIMUM_VALUES * self.num_features
+
+    @property
+    def _has_own_statistics(self) -> bool:
+        """Return whether few values are normalised as torch does: in training, or without training statistics."""
+        return self.running_mean is None or self._tracks()
 
     def _torch_forward(self, input: Tensor) -> Tensor:
         weight, bias, eps = self.weight, self.bias, self.eps
@@ -231,11 +250,11 @@ class RobustBatchNorm(_BatchNorm):
         batch_weight, observers = self._batch_weight, self._observers
         # With batch weight 1, running statistics are used for a batch with no finite image.
         running = self._running_statistics() if batch_weight != 1.0 or self.running_mean is not None else None
-        single = input.numel() == input.shape[1]
-        if single:
-            self._check_single_value(input, batch_weight)
+        few = self._has_few_values(input)
+        if few:
+            self._check_few_values(input, batch_weight)
         unweighted = batch_weight == 0.0 and not any(o.always_estimate for o in observers)
-        if running is not None and (single or unweighted):
+        if running is not None and (unweighted or (few and not self._has_own_statistics)):
             y = normalise_with(input, running, self.weight, self.bias, self._estimator, self.eps, self._nonfinite)
             for observer in observers:
                 observer.call(LayerPass(self, input, None, None, *running))
@@ -262,16 +281,17 @@ class RobustBatchNorm(_BatchNorm):
                 observer.call(LayerPass(self, input, *batch, *used))
         return result.y
 
-    def _check_single_value(self, input: Tensor, batch_weight: float) -> None:
-        """Raise or warn where a batch with one value per channel cannot be normalised with its own statistics."""
-        if self.running_mean is None or self._tracks():
+    def _check_few_values(self, input: Tensor, batch_weight: float) -> None:
+        """Warn, or raise, where a batch has too few values per channel to be normalised with its own statistics."""
+        if not self._has_own_statistics:
+            if batch_weight and not torch.compiler.is_compiling():
+                _warn_of_few_values()
+        elif self._estimator.kernel != "mean" or input.numel() == self.num_features:  # torch refuses one value
             where = "in training" if self._tracks() else "in a layer without training statistics"
             raise ValueError(
-                f"expected more than one value per channel {where}, got input of shape {tuple(input.shape)}: its"
-                " normalisation would not depend on it."
+                f"expected at least {MINIMUM_VALUES} values per channel {where}, got input of shape"
+                f" {tuple(input.shape)}: pass more images at a time."
             )
-        if batch_weight and not torch.compiler.is_compiling():
-            _warn_of_single_value()
 
     def _chosen_forward(self, input: Tensor, choose: Choose) -> Tensor:
         """Normalise with what a function makes of the batch's statistics, instead of by the policy."""
@@ -376,7 +396,7 @@ class RobustBatchNorm(_BatchNorm):
             unbiased = batch.batch_variance * count / (count - 1).clamp(min=1)
             for running, new in ((self.running_mean, batch.batch_centre), (self.running_var, unbiased)):
                 updated = weight * new + (1.0 - weight) * running
-                running.copy_(torch.where(count == 0, running, updated))
+                running.copy_(torch.where((count == 0) | updated.isnan(), running, updated))
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any, **kwargs: Any) -> None:
         super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
@@ -390,11 +410,11 @@ class RobustBatchNorm(_BatchNorm):
 
 
 @cache
-def _warn_of_single_value() -> None:
+def _warn_of_few_values() -> None:
     """Warn once in this process."""
     warnings.warn(
-        "a batch has one value per channel, such as one image before a BatchNorm1d; that is no estimate of statistics,"
-        " so these layers use their running statistics. Pass several images at a time.",
+        "a batch has fewer than three values per channel, such as one image before a BatchNorm1d; that is no estimate"
+        " of statistics, so these layers use their running statistics. Pass more images at a time.",
         stacklevel=2,
     )
 

@@ -284,7 +284,7 @@ def logits_of(*classes, sure=True):
     return torch.stack([F.one_hot(torch.tensor(c), 3) * (9.0 if sure else 1.0) for c in classes])
 
 
-@pytest.mark.filterwarnings("ignore:a batch has one value")
+@pytest.mark.filterwarnings("ignore:a batch has fewer than three values")
 def test_sotta_s_memory_step_by_step():
     tta = medbn.adapt(Logits(), "sotta", capacity=4, confidence=0.9, frozen=[])
     table = [
@@ -311,7 +311,7 @@ def test_sotta_s_memory_step_by_step():
         assert len(stored) == len(classes)
 
 
-@pytest.mark.filterwarnings("ignore:a batch has one value")
+@pytest.mark.filterwarnings("ignore:a batch has fewer than three values")
 def test_of_several_largest_classes_the_incoming_one_is_replaced():
     tta = medbn.adapt(Logits(), "sotta", capacity=4, confidence=0.9, frozen=[])
     tta(logits_of(0, 0, 1, 1))

@@ -1,15 +1,20 @@
-"""``medbn train``: train a source model from scratch."""
+"""``medbn train``: train a source model."""
 
 from __future__ import annotations
 
 import argparse
+import shlex
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from .._version import __version__
-from ._arguments import add_device, add_root, choose_device, natural_int, non_negative_float
+from ._arguments import add_device, add_root, choose_device, image_size, natural_int, non_negative_float, positive_float
 from ._completion import complete, dataset_names, model_names
 from ._terminal import show_progress
+
+if TYPE_CHECKING:
+    from torch import nn
 
 SUMMARY = "train a source model"
 
@@ -17,22 +22,43 @@ SUMMARY = "train a source model"
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the command."""
     parser.description = (
-        "Train a model with SGD and a one-cycle learning rate. Run the same command again to continue a run that was"
-        " stopped:\na checkpoint is kept beside the output."
+        "Train a model: a classifier with SGD and a one-cycle learning rate, or a segmentation model with SGD and a\n"
+        "polynomial one, on random crops. Run the same command again to continue a run that was stopped: a checkpoint\n"
+        "is kept beside the output."
     )
-    parser.epilog = "example:\n  medbn train resnet26 --data cifar10"
+    parser.epilog = (
+        "examples:\n  medbn train resnet26 --data cifar10\n"
+        "  medbn train deeplabv3plus-resnet50 --data cityscapes --size 256x512 --backbone resnet50-imagenet.safetensors"
+    )
     complete(parser.add_argument("model", metavar="MODEL", help="a name of `medbn models`"), model_names)
     data = parser.add_argument(
         "--data", required=True, metavar="NAME", help="a dataset of `medbn data list`, or a folder FOLDER/CLASS/IMAGE"
     )
     complete(data, dataset_names)
     parser.add_argument("--out", metavar="FILE", help="file for the weights (default: MODEL-DATA.safetensors)")
-    parser.add_argument("--epochs", type=int, default=60, help="default: 60")
-    parser.add_argument("--lr", type=float, default=0.1, help="the highest learning rate (default: 0.1)")
-    parser.add_argument("--batch-size", type=int, help="default: 500, or 50 for fewer than 20,000 images")
-    parser.add_argument("--weight-decay", type=non_negative_float, default=5e-4, help="default: 0.0005")
+    parser.add_argument("--epochs", type=int, help="default: 60")
+    parser.add_argument("--lr", type=float, help="the highest learning rate (default: 0.1)")
+    parser.add_argument(
+        "--batch-size",
+        type=int,
+        help="default: 500, or 50 for fewer than 20,000 images; 16 for segmentation",
+    )
+    parser.add_argument("--weight-decay", type=non_negative_float, help="default: 0.0005; 0.0001 for segmentation")
     parser.add_argument(
         "--seed", type=natural_int, default=0, help="seed of weights, order and augmentation (default: 0)"
+    )
+    dense = parser.add_argument_group("segmentation")
+    dense.add_argument(
+        "--backbone", metavar="FILE", help="weights of the model's ResNet to start from; they learn at a tenth of --lr"
+    )
+    dense.add_argument("--size", type=image_size, metavar="HEIGHTxWIDTH", help="scale all images to this size first")
+    dense.add_argument("--crop", type=image_size, metavar="HEIGHTxWIDTH", help="of crops (default: the images' size)")
+    dense.add_argument(
+        "--scale",
+        type=positive_float,
+        nargs=2,
+        metavar=("LEAST", "MOST"),
+        help="how images are scaled at random (default: 0.5 2)",
     )
     add_device(parser)
     add_root(parser)
@@ -40,18 +66,20 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--quiet", action="store_true", help="print the last line alone")
 
 
+SEGMENTATION = ("backbone", "size", "crop", "scale")
+"""The options that only segmentation has."""
+
+
 def run(options: argparse.Namespace) -> None:
     """Train a model and save its weights."""
-    import torch
-
-    from .. import data, models, training
+    from .. import data, models
 
     models.require_safetensors()
-    plan = training.Plan(
-        options.epochs, options.lr, options.batch_size, weight_decay=options.weight_decay, seed=options.seed
-    )
-    images = data.load(options.data, "train", root=options.root)
-    test = data.load(options.data, "test", root=options.root) if options.data in data.available() else None
+    segmentation = data.task_of(options.data) == "segmentation"
+    if not segmentation:
+        for name in SEGMENTATION:
+            if getattr(options, name) is not None:
+                raise ValueError(f"--{name} is for segmentation datasets; {options.data!r} has a class per image.")
     label = Path(options.data).name or "data"
     out = Path(options.out or f"{options.model.replace(':', '-')}-{label}.safetensors")
     if out.suffix != ".safetensors":
@@ -62,11 +90,25 @@ def run(options: argparse.Namespace) -> None:
     if out.is_dir() or checkpoint.is_dir():
         raise ValueError(f"{out} is a folder; give a file.")
     device = choose_device(options.device)
-    torch.manual_seed(options.seed)
-    model = models.get(options.model, classes=len(images.classes), channels=images.shape[0])
-    if checkpoint.exists() and not options.quiet:
-        print(f"continuing from {checkpoint}")
     began = time.monotonic()
+    train = _train_segmentation if segmentation else _train_classification
+    model, facts, result = train(options, device, checkpoint)
+    models.save(model.cpu(), out, model=options.model, **facts, seed=options.seed, medbn=__version__)
+    checkpoint.unlink(missing_ok=True)
+    print(f"{out}: {facts['epochs']} epochs in {time.monotonic() - began:.0f} s on {device}{result}")
+
+
+Trained = tuple["nn.Module", dict[str, Any], str]
+"""A trained model, what its file says about it, and the result in words."""
+
+
+def _train_classification(options: argparse.Namespace, device: str, checkpoint: Path) -> Trained:
+    from .. import data, training
+
+    plan = training.Plan(**_given(options, "epochs", "lr", "batch_size", "weight_decay"), seed=options.seed)
+    images = data.load(options.data, "train", root=options.root)
+    test = data.load(options.data, "test", root=options.root) if options.data in data.available() else None
+    model = _make_model(options, checkpoint, classes=len(images.classes), channels=images.shape[0])
     with show_progress(f"{options.model} on {images.name}", quiet=options.quiet) as bar:
 
         def report(epoch: training.Epoch) -> None:
@@ -75,19 +117,79 @@ def run(options: argparse.Namespace) -> None:
             bar.update(epoch.number, epoch.epochs, note)
 
         last = training.train(model, images, plan, test=test, device=device, checkpoint=checkpoint, report=report)
-    score = {} if last.test_accuracy is None else {"accuracy": f"{last.test_accuracy:.4f}"}
-    models.save(
-        model.cpu(),
-        out,
-        model=options.model,
-        data=images.name,
-        classes=len(images.classes),
-        channels=images.shape[0],
-        epochs=options.epochs,
-        seed=options.seed,
-        medbn=__version__,
-        **score,
-    )
-    checkpoint.unlink(missing_ok=True)
-    tested = "" if last.test_accuracy is None else f", {last.test_accuracy:.1%} of the test images correct"
-    print(f"{out}: {plan.epochs} epochs in {time.monotonic() - began:.0f} s on {device}{tested}")
+    facts = {"data": images.name, "classes": len(images.classes), "channels": images.shape[0], "epochs": plan.epochs}
+    if last.test_accuracy is None:
+        return model, facts, ""
+    facts["accuracy"] = f"{last.test_accuracy:.4f}"
+    return model, facts, f", {last.test_accuracy:.1%} of the test images correct"
+
+
+def _train_segmentation(options: argparse.Namespace, device: str, checkpoint: Path) -> Trained:
+    from .. import data, training
+
+    values = _given(options, "epochs", "lr", "batch_size", "weight_decay", "crop")
+    if options.scale:
+        values["scale"] = tuple(options.scale)
+    if options.backbone:
+        values["backbone_factor"] = 0.1
+    plan = training.SegmentationPlan(**values, seed=options.seed)
+    size = {} if options.size is None else {"size": options.size}
+    images = data.load_segmentation(options.data, "train", root=options.root, **size)
+    validation = data.load_segmentation(options.data, "val", root=options.root, **size)
+    backbone = {"backbone_weights": options.backbone} if options.backbone else {}
+    model = _make_model(options, checkpoint, classes=len(images.classes), channels=3, **backbone)
+    with show_progress(f"{options.model} on {images.name}", quiet=options.quiet) as bar:
+
+        def report(epoch: training.SegmentationEpoch) -> None:
+            measured = "" if epoch.mean_iou is None else f", mean IoU {epoch.mean_iou:.1%}"
+            bar.update(epoch.number, epoch.epochs, f"epoch {epoch.number}: loss {epoch.loss:.3f}{measured}")
+
+        last = training.train_segmentation(
+            model, images, plan, validation=validation, device=device, checkpoint=checkpoint, report=report
+        )
+    height, width = images.size
+    facts = {
+        "data": images.name,
+        "classes": len(images.classes),
+        "class_names": ", ".join(images.classes),
+        "channels": 3,
+        "size": f"{height}x{width}",
+        "epochs": plan.epochs,
+        "mean_iou": f"{last.mean_iou:.4f}",
+        "command": _command(options),
+    }
+    return model, facts, f", {last.mean_iou:.1%} mean IoU on {len(validation)} validation images"
+
+
+def _given(options: argparse.Namespace, *names: str) -> dict[str, Any]:
+    """Return those options that were given; a plan has the defaults of the others."""
+    return {name: getattr(options, name) for name in names if getattr(options, name) is not None}
+
+
+def _make_model(options: argparse.Namespace, checkpoint: Path, **sizes: Any) -> nn.Module:
+    import torch
+
+    from .. import models
+
+    torch.manual_seed(options.seed)
+    model = models.get(options.model, **sizes)
+    if checkpoint.exists() and not options.quiet:
+        print(f"continuing from {checkpoint}")
+    return model
+
+
+def _command(options: argparse.Namespace) -> str:
+    """Return the command that repeats this training, without its paths and device."""
+    words = ["medbn", "train", options.model, "--data", options.data]
+    for name in ("epochs", "lr", "batch_size", "weight_decay", "seed", "size", "crop", "scale", "backbone"):
+        value = getattr(options, name)
+        if value in (None, 0):
+            continue
+        words.append(f"--{name.replace('_', '-')}")
+        if name in ("size", "crop"):
+            words.append(f"{value[0]}x{value[1]}")
+        elif name == "scale":
+            words += [f"{each:g}" for each in value]
+        else:
+            words.append(Path(value).name if name == "backbone" else f"{value}")
+    return shlex.join(words)

@@ -60,5 +60,5 @@ def _stage(inputs: int, width: int) -> nn.Sequential:
 
 @register("unet-small")
 def unet_small(*, classes: int = 11, channels: int = 3, mean: Constants = 0.5, std: Constants = 0.5) -> UNet:
-    """Return a U-Net of three stages, 0.12 million parameters, for scenes of 64 to 96 pixels."""
-    return UNet((16, 32, 64), classes, channels, mean, std)
+    """Return a U-Net of four stages, 0.20 million parameters, for scenes of 64 to 96 pixels."""
+    return UNet((8, 24, 48, 64), classes, channels, mean, std)

@@ -1,4 +1,4 @@
-"""Train a source model: SGD with a one-cycle learning rate, random crops and horizontal flips; a run can be continued.
+"""Train a classifier: SGD with a one-cycle learning rate, random crops and horizontal flips.
 
 The defaults give about 94 % on CIFAR-10 in two minutes on one H200: 60 epochs, learning rate 0.1, batch size 500.
 """
@@ -9,14 +9,13 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ._files import replace_atomically
-from .data import Dataset
+from ..data import Dataset
+from .checkpoint import describe_model, load_checkpoint, save_checkpoint
 
 IN_MEMORY = 2**30
 """Datasets of fewer bytes than this are kept on the device; larger ones are read batch by batch."""
@@ -112,8 +111,8 @@ def _train(
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, plan.lr, total_steps=plan.epochs * steps)
     generator = torch.Generator().manual_seed(plan.seed)
     parts = {"model": model, "optimizer": optimizer, "schedule": schedule}
-    key = {**asdict(plan), "batch_size": size, "data": dataset.fingerprint, "model": _describe(model)}
-    start = _load_checkpoint(Path(checkpoint), parts, generator, key) if checkpoint else 0
+    key = {**asdict(plan), "batch_size": size, "data": dataset.fingerprint, "model": describe_model(model)}
+    start = load_checkpoint(Path(checkpoint), parts, generator, key) if checkpoint else 0
     read = _batch_reader(dataset, device)
     last: Epoch | None = None
     for number in range(start + 1, plan.epochs + 1):
@@ -128,6 +127,11 @@ def _train(
             optimizer.zero_grad(set_to_none=True)
             with torch.autocast(device.type, torch.bfloat16, enabled=on_gpu):
                 logits = model(images)
+                if logits.dim() != 2:
+                    raise ValueError(
+                        f"expected logits (B, classes) for {dataset.name}, which has a class per image, got"
+                        f" {tuple(logits.shape)}: train a classifier, such as resnet26."
+                    )
                 loss = F.cross_entropy(logits.float(), labels)
             loss.backward()  # type: ignore[no-untyped-call]
             optimizer.step()
@@ -142,7 +146,7 @@ def _train(
         seconds = time.monotonic() - began
         last = Epoch(number, plan.epochs, total_loss.item() / count, correct.item() / count, test_accuracy, seconds)
         if checkpoint:
-            _save_checkpoint(Path(checkpoint), parts, generator, key, number)
+            save_checkpoint(Path(checkpoint), parts, generator, key, number)
         if report:
             report(last)
     model.eval()
@@ -199,37 +203,3 @@ def _batch_reader(dataset: Dataset, device: torch.device) -> Callable[[Tensor], 
         return lambda indices: (dataset.read(indices.tolist()).to(device), labels[indices.to(device)])
     images = dataset.read(range(len(dataset))).to(device)
     return lambda indices: (images[indices.to(device)], labels[indices.to(device)])
-
-
-def _describe(model: nn.Module) -> str:
-    return f"{type(model).__name__} of {sum(value.numel() for value in model.state_dict().values())} numbers"
-
-
-def _save_checkpoint(
-    path: Path, parts: dict[str, Any], generator: torch.Generator, key: dict[str, Any], epoch: int
-) -> None:
-    state = {name: part.state_dict() for name, part in parts.items()}
-    random = [torch.get_rng_state(), *torch.cuda.get_rng_state_all()]
-    with replace_atomically(path) as partial:
-        torch.save({**state, "generator": generator.get_state(), "random": random, "key": key, "epoch": epoch}, partial)
-
-
-def _load_checkpoint(path: Path, parts: dict[str, Any], generator: torch.Generator, key: dict[str, Any]) -> int:
-    """Load a checkpoint if it exists, and return the number of epochs that it holds."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    if not path.exists():
-        return 0
-    try:
-        state = torch.load(path, map_location="cpu", weights_only=True)
-        saved_key = state["key"]
-    except Exception as error:  # a file that is not a checkpoint raises errors of many types
-        raise ValueError(f"{path} is not a checkpoint of medbn train. Remove it, or give another path.") from error
-    if saved_key != key:
-        different = ", ".join(name for name in key if saved_key.get(name) != key[name])
-        raise ValueError(f"the checkpoint {path} belongs to another {different}. Remove it to start again.")
-    for name, part in parts.items():
-        part.load_state_dict(state[name])
-    generator.set_state(state["generator"])
-    torch.set_rng_state(state["random"][0])
-    torch.cuda.set_rng_state_all(state["random"][1:])
-    return int(state["epoch"])

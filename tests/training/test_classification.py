@@ -97,7 +97,7 @@ def test_a_checkpoint_of_another_run_is_refused(digits, tmp_path):
 def test_large_datasets_are_read_batch_by_batch_with_the_same_result(digits, monkeypatch):
     one, two = tiny(), tiny()
     train(one, digits, Plan(epochs=1))
-    monkeypatch.setattr(training, "IN_MEMORY", 0)
+    monkeypatch.setattr("medbn.training.classification.IN_MEMORY", 0)
     train(two, digits, Plan(epochs=1))
     assert models.fingerprint(one) == models.fingerprint(two)
 
