@@ -9,6 +9,7 @@ from . import objectives, scenarios
 from .base import Attack, Malicious
 from .dia import DIA, PoisonedBatch
 from .ensemble import Ensemble, worst_case
+from .interleaved import Interleaved
 from .objectives import Indiscriminate, IndiscriminateSegmentation, Objective, Targeted, TargetedPixel
 from .projections import project
 from .registry import available, get, register, unregister
@@ -24,6 +25,7 @@ __all__ = [
     "Indiscriminate",
     "IndiscriminateSegmentation",
     "Instant",
+    "Interleaved",
     "Malicious",
     "Objective",
     "Outcome",

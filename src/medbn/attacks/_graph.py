@@ -69,7 +69,16 @@ def prepare_steps(
 ) -> EagerSteps | ReplayedSteps:
     """Return the attack's steps from these malicious images on: replayed where its options and the model allow it."""
     eager = EagerSteps(attack, adapter, surrogate, batch, malicious)
-    if attack.graph is False or attack.steps == 0 or (attack.graph is None and attack.steps < WORTHWHILE):
+    if attack.objective.observes and attack.graph:
+        raise RuntimeError(
+            "graph=True, and this objective reads the adapter's memory, which a captured step would not."
+        )
+    if (
+        attack.graph is False
+        or attack.objective.observes
+        or attack.steps == 0
+        or (attack.graph is None and attack.steps < WORTHWHILE)
+    ):
         return eager
     try:
         return _replay_steps(attack, adapter, surrogate, batch, malicious)

@@ -53,7 +53,7 @@ class DIA:
             activations|, summed over layers and averaged over channels, subtracted from the objective. 0 is no
             regulariser; the paper does not say its weight.
         start: ``"grey"``, the 0.5 image, as DIA's and MedBN's authors start; ``"offset"``, x + 0.5 as printed;
-            ``"clean"``; ``"random"``. All are projected first.
+            ``"clean"``; ``"random"``; ``"white"``; ``"checkerboard"``. All are projected first.
         restarts: attempts; those after the first start at random, and the best on the surrogate is returned.
         seed: of random starts; every call starts from it again.
         generator: of random starts, instead of ``seed``: a CPU generator, which continues from call to call.
@@ -131,20 +131,29 @@ class DIA:
     ) -> tuple[Tensor, Tensor]:
         """Return the number to maximise, differentiable in the malicious images, and the surrogate's logits."""
         poisoned = batch.insert(malicious)
-        if not self.alignment:
+        if not self.alignment and not self.objective.observes:
             logits = surrogate(poisoned)
             return self.objective.value(logits, batch.labels, batch.benign), logits
         with hooks.observe(adapter.model) as observations:
             logits = surrogate(poisoned)
             # By name, the last pass: the one that predicts, also where an adaptation step was unrolled before it.
             inputs = {o.name: o.input for o in observations}
+        observed_first = next(iter(inputs.values()), None)
+        value = self._observed_value(adapter, logits, batch, observed_first)
+        if not self.alignment:
+            return value, logits
         gaps = [median_gap(x, batch.benign) for x in inputs.values() if x is not None and len(x) == len(poisoned)]
-        value = self.objective.value(logits, batch.labels, batch.benign)
         return value - self.alignment * torch.stack(gaps).sum(), logits
 
     def ascend(self, malicious: Tensor, gradient: Tensor, clean: Tensor) -> Tensor:
         """Return the malicious images one step up the gradient, projected to where they may be."""
         return project(malicious + self.step_size * gradient.nan_to_num(0.0).sign(), clean, self.epsilon)
+
+    def _observed_value(self, adapter: Adapter, logits: Tensor, batch: Batch, first: Tensor | None) -> Tensor:
+        if not self.objective.observes or first is None:
+            return self.objective.value(logits, batch.labels, batch.benign)
+        memory = adapter.memory if KNOWLEDGE[self.knowledge] == "now" else adapter.source_state["memory"]
+        return self.objective.observed_value(logits, batch.labels, batch.benign, first, memory)
 
     # --- the algorithm ------------------------------------------------------------------------------------------------
 

@@ -21,6 +21,19 @@ def grey(clean: Tensor, epsilon: float, generator: torch.Generator | None) -> Te
     return torch.full_like(clean, 0.5)
 
 
+@STARTS.register("white")
+def white(clean: Tensor, epsilon: float, generator: torch.Generator | None) -> Tensor:
+    """Return images of 1."""
+    return torch.ones_like(clean)
+
+
+@STARTS.register("checkerboard")
+def checkerboard(clean: Tensor, epsilon: float, generator: torch.Generator | None) -> Tensor:
+    """Return images whose pixels alternate between 0 and 1: the strongest contrast there is."""
+    rows, columns = (torch.arange(size, device=clean.device) for size in clean.shape[-2:])
+    return ((rows.view(-1, 1) + columns) % 2).to(clean).expand(clean.shape).clone()
+
+
 @STARTS.register("offset")
 def offset(clean: Tensor, epsilon: float, generator: torch.Generator | None) -> Tensor:
     """Return x + 0.5, as both papers print it."""

@@ -7,6 +7,8 @@ poison, and the state is that of a stream without attack throughout.
 
 ``cumulative``: every batch is attacked and the poison stays in all of the state: parameters, statistics, moments,
 memory. The error without attack comes from a second state of the same adapter, which follows the clean stream.
+
+``interleaved`` (``interleaved.py``, ours): the attacker owns whole batches of the stream.
 """
 
 from __future__ import annotations
@@ -106,7 +108,7 @@ def available() -> list[str]:
     """Return the names of all scenarios.
 
     >>> available()
-    ['cumulative', 'instant']
+    ['cumulative', 'instant', 'interleaved']
     """
     return sorted(_registry.available())
 

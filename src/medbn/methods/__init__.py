@@ -9,6 +9,7 @@ import pkgutil
 
 from ._adapt import adapt
 from ._call import Inputs, Predictions, extract_logits, mean_over, predict_logits
+from ._changes import image_features
 from ._registry import PRESETS, available, get, options, register, unregister
 from ._stages import group_stages
 from ._surrogate import Surrogate
@@ -30,6 +31,7 @@ __all__ = [
     "extract_logits",
     "get",
     "group_stages",
+    "image_features",
     "mean_over",
     "options",
     "predict_logits",

@@ -23,7 +23,7 @@ STEPS = 16
 
 def image_features(x: Tensor) -> Tensor:
     """Return the features of each image, ``(B, 2 C)``, from the input ``(B, C, *)`` of the first layer."""
-    mean, variance = kernels.image_moments(x.detach())
+    mean, variance = kernels.image_moments(x)
     tiny = torch.finfo(variance.dtype).tiny
     return torch.cat([mean, variance.clamp(min=tiny).log()] if x.dim() > 2 else [mean], dim=1)
 

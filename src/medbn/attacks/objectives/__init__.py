@@ -8,6 +8,9 @@ count.
 ``Indiscriminate``               raise the error on all benign images                                 eq. 6
 ``TargetedPixel``                make the model predict another class for one pixel                   section 7.3
 ``IndiscriminateSegmentation``   raise the error on all pixels of the benign images                   section 7.3
+``FalseAlarm``                   make ``past`` declare a change where there is none                   ours
+``HiddenChange``                 keep it from finding a change                                        ours
+``WrongMemory``                  make it return to a memory that does not fit                         ours
 ===============================  ===================================================================  ==========
 
 An objective of your own is a frozen dataclass with a ``value`` to maximise and the ``harm`` that it does. Registered,
@@ -32,14 +35,18 @@ it has a name for recipes of the bench and a label in reports:
 
 from .base import Objective, available, get, register, unregister
 from .image import Indiscriminate, Targeted
+from .memory import FalseAlarm, HiddenChange, WrongMemory
 from .pixel import IndiscriminateSegmentation, TargetedPixel
 
 __all__ = [
+    "FalseAlarm",
+    "HiddenChange",
     "Indiscriminate",
     "IndiscriminateSegmentation",
     "Objective",
     "Targeted",
     "TargetedPixel",
+    "WrongMemory",
     "available",
     "get",
     "register",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import ClassVar, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from torch import Tensor
 
@@ -26,6 +26,8 @@ class Objective(ABC):
     """True where ``harm`` is 0 or 1, so that hits are counted; False where it is a share of wrong predictions."""
     dense: ClassVar[bool] = False
     """True where labels are ``(B, H, W)`` and logits ``(B, classes, H, W)``."""
+    observes: ClassVar[bool] = False
+    """True where ``observed_value`` is to be maximised, which may depend on what the adapter observes."""
     ignore: int | None = None
     """The label of pixels that do not count, where outputs are dense."""
 
@@ -35,6 +37,20 @@ class Objective(ABC):
     @abstractmethod
     def value(self, logits: Tensor, labels: Tensor, benign: Tensor) -> Tensor:
         """Return the number to maximise, differentiable in the logits."""
+
+    def observed_value(
+        self, logits: Tensor, labels: Tensor, benign: Tensor, first: Tensor, memory: dict[str, Any]
+    ) -> Tensor:
+        """Return the number to maximise, which may also depend on more than the logits.
+
+        Args:
+            logits: of the surrogate.
+            labels: of all images.
+            benign: mask of the images that are not malicious.
+            first: the input of the first normalisation layer, differentiable in the malicious images.
+            memory: the adapter's, in the state in which the attacker knows it.
+        """
+        return self.value(logits, labels, benign)
 
     @abstractmethod
     def harm(self, logits: Tensor, labels: Tensor, benign: Tensor) -> Tensor:
@@ -48,7 +64,8 @@ def available() -> list[str]:
     """Return the names of all objectives.
 
     >>> available()
-    ['indiscriminate', 'indiscriminate_segmentation', 'targeted', 'targeted_pixel']
+    ['false_alarm', 'hidden_change', 'indiscriminate', 'indiscriminate_segmentation', 'targeted', 'targeted_pixel',
+    'wrong_memory']
     """
     return sorted(_registry.available())
 

@@ -1,0 +1,103 @@
+"""An attacker who owns whole batches of a stream, or sends her images one by one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..methods import Adapter, predict_logits
+from ._batch import check_batch
+from .base import Attack, Malicious
+from .scenarios import Cumulative, Outcome, register
+
+PLACES = ("even", "start")
+VICTIMS = ("next", "last")
+
+
+@register("interleaved")
+class Interleaved(Cumulative):
+    """Let some batches of the stream be the attacker's, and count errors on the benign ones between them.
+
+    The poison stays, and no benign batch has a malicious image. Each step serves the attacker's batches that are due,
+    and then one benign batch. The attack crafts an owned batch beside the benign batch that it is to harm, with
+    statistics over both; they share the batch half and half, which is as near as an attack on one batch comes to one on
+    the next. An attack without steps, such as ``DIA(steps=0, start="checkerboard")``, needs no gradient.
+
+    Args:
+        adapter: the victim.
+        attack: what crafts the images of an owned batch.
+        malicious: not used, because batches are owned whole.
+        share: of the batches of the stream that are the attacker's, less than 1.
+        at: ``"even"`` spreads them evenly; ``"start"`` puts those of ``period`` benign batches before these.
+        period: for how many benign batches a condition lasts.
+        victims: the benign batch that is to be harmed: the ``"next"`` one, known beforehand, or the ``"last"`` one,
+            which stands for the next.
+        call_size: cut the attacker's images into calls of that many, such as 1; None for a call per owned batch.
+    """
+
+    def __init__(
+        self,
+        adapter: Adapter,
+        attack: Attack,
+        malicious: Malicious = slice(0, 0),
+        *,
+        share: float = 0.1,
+        at: str = "even",
+        period: int = 1,
+        victims: str = "next",
+        call_size: int | None = None,
+    ) -> None:
+        super().__init__(adapter, attack, malicious)
+        for name, value, names in (("at", at, PLACES), ("victims", victims, VICTIMS)):
+            if value not in names:
+                raise ValueError(f"{name} is {' or '.join(map(repr, names))}; got {value!r}.")
+        if not 0.0 <= share < 1.0:
+            raise ValueError(f"share is a share of the batches, from 0 to less than 1; got {share!r}.")
+        for name, number in (("period", period), ("call_size", call_size)):
+            if number is not None and number < 1:
+                raise ValueError(f"{name} must be at least 1, got {number}.")
+        self.share, self.at, self.period = share, at, period
+        self.victims, self.call_size = victims, call_size
+        self._steps = 0
+        self._owned = 0
+        self._last: tuple[Tensor, Tensor] | None = None
+
+    def step(self, images: Tensor, labels: Tensor) -> Outcome:
+        """Serve the attacker's batches that are due; then predict and adapt on a benign batch, in both states."""
+        images, labels, _ = check_batch(images, labels, slice(0, 1))
+        due = self._due()
+        if due:
+            known = self._last if self.victims == "last" and self._last is not None else (images, labels)
+            owned = torch.cat([self._craft(*known) for _ in range(due)])
+            for call in torch.split(owned, self.call_size or len(images)):
+                predict_logits(self.adapter, call)
+            self._owned += due
+        self._steps += 1
+        self._last = (images, labels)
+        attacked = predict_logits(self.adapter, images)
+        benign = torch.ones(len(images), dtype=torch.bool, device=images.device)
+        return Outcome(self.attack.objective, images, attacked, self._serve_clean(images), labels, benign)
+
+    def _due(self) -> int:
+        """Return how many owned batches come before the next benign one."""
+        if self.at == "start" and self._steps % self.period:
+            return 0
+        benign = self._steps + (self.period if self.at == "start" else 1)
+        return int(benign * self.share / (1.0 - self.share) + 1e-9) - self._owned
+
+    def _craft(self, images: Tensor, labels: Tensor) -> Tensor:
+        """Return an owned batch that harms these images."""
+        count = len(images)
+        both, classes = torch.cat([images, images]), torch.cat([labels, labels])
+        return self.attack(self.adapter, both, classes, slice(count, 2 * count))[count:]
+
+    def state(self) -> dict[str, Any]:
+        """Return both states, and where in the stream they are."""
+        return {**super().state(), "steps": self._steps, "owned": self._owned, "last": self._last}
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Continue from both states."""
+        super().load(state)
+        self._steps, self._owned, self._last = state["steps"], state["owned"], state["last"]
