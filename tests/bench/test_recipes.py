@@ -6,12 +6,12 @@ from dataclasses import replace
 
 import pytest
 
-from medbn import bench, report
+from medbn import bench, models, report
 from medbn.bench import published, recipes
 from medbn.data import corruptions
 
 
-def test_every_classification_table_of_the_paper_has_a_recipe():
+def test_every_table_of_the_paper_has_a_recipe():
     shown = {name for recipe in recipes.available() for name in recipes.get(recipe).published}
     only_cifar10 = {"malicious-targeted-cifar10", "batch-size-targeted-cifar10"}  # tables 5 and 6: parts of 9 and 11
     assert shown | only_cifar10 == set(published.tables())
@@ -24,15 +24,18 @@ def test_recipes_are_those_of_their_published_tables(name):
     assert recipe.about.endswith(".")
     cells = list(recipe.cells())
     assert len(cells) == len(set(map(repr, cells)))
+    objectives = {cell.attack.objective for cell in cells if cell.attack}
     for published_name in recipe.published:
         for row in published.get(published_name).rows:
             if row.estimator not in recipe.estimators or row.objective == "none":
                 continue
+            if published_name == "segmentation" and row.objective not in objectives:
+                continue  # each objective of table 4 has a recipe of its own
             expected = row.settings
             matching = [
                 cell
                 for cell in cells
-                if cell.setting.dataset == row.dataset
+                if cell.dataset == row.dataset
                 and (cell.method, cell.estimator) == (row.method, row.estimator)
                 and cell.attack.objective == row.objective
                 and cell.setting.batch_size == expected.get("batch_size")
@@ -61,6 +64,10 @@ def test_the_protocol_of_the_paper():
 def test_smoke_forms_run_and_report(name, tmp_path):
     recipe = recipes.get(name)
     smoke = recipe.smoke()
+    try:
+        models.get(smoke.settings[0].model, weights="shipped")
+    except ValueError as error:
+        pytest.skip(str(error))
     assert set(smoke.methods) == set(recipe.methods)
     assert set(smoke.estimators) == set(recipe.estimators)
     assert smoke.scenario == recipe.scenario

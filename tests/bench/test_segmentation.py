@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 from dataclasses import replace
 
 import pytest
@@ -309,7 +310,7 @@ def test_objectives_must_fit_the_data(tmp_path, scenes, tiny):
     assert not (tmp_path / "x.db").exists()
 
 
-def test_a_path_takes_the_place_of_a_dataset(tiny, scenes):
+def test_a_path_or_another_dataset_takes_the_place_of_a_dataset(tmp_path, tiny, scenes):
     (setting,) = tiny.narrow(data=["./photos"]).settings
     assert setting == replace(tiny.settings[0], data="./photos")
     two = replace(scenes, settings=(*scenes.settings, replace(scenes.settings[0], batch_size=6, malicious=2)))
@@ -317,8 +318,53 @@ def test_a_path_takes_the_place_of_a_dataset(tiny, scenes):
         ("./streets", 3, 1),
         ("./streets", 6, 2),
     ]
+    streets = bench.recipes.get("segmentation-targeted")
+    assert streets.settings[0].size == (304, 512)
+    assert streets.narrow(data=["camvid-dusk"]).settings[0] == replace(
+        streets.settings[0], data="camvid-dusk", size=None
+    )
+    assert streets.narrow(data=["./streets"], size=(256, 512)).settings[0].size == (256, 512)
+    assert streets.narrow(data=["scenes"]).settings == (SCENES,)
     with pytest.raises(ValueError, match="scenes"):
         scenes.narrow(data=["digits"])
+    with pytest.raises(ValueError, match=r"images/ and labels/"):
+        streets.narrow(data=[str(tmp_path)])
+
+
+def test_a_size_is_of_images_that_can_be_read_at_any(tmp_path, scenes):
+    setting = replace(scenes.settings[0], size=[32, 48])
+    assert setting.size == (32, 48)
+    with pytest.raises(ValueError, match=r"scenes.*size"):
+        bench.run(replace(scenes, settings=(setting,)), tmp_path / "x.db")
+    for wrong in ([32], [0, 5], "32", [1.5, 2]):
+        with pytest.raises(ValueError, match="size"):
+            replace(setting, size=wrong)
+    cell = next(scenes.cells())
+    sized = replace(cell, setting=setting)
+    assert sized.key("d", "w") != cell.key("d", "w")
+    assert Cell.from_dict(json.loads(json.dumps(sized.to_dict()))) == sized
+
+
+def test_a_folder_of_pairs_runs(tmp_path, scenes):
+    """As a new user would do it: images, labels and a table of classes, read at another size."""
+    from PIL import Image
+
+    stream = data.load_segmentation("scenes")
+    for kind in ("images", "labels"):
+        (tmp_path / "mine" / kind).mkdir(parents=True)
+    for number in range(6):
+        image, labels = stream[number]
+        Image.fromarray(image.permute(1, 2, 0).numpy()).save(tmp_path / f"mine/images/{number}.png")
+        Image.fromarray(labels.byte().numpy()).save(tmp_path / f"mine/labels/{number}.png")
+    table = "".join(f'[[classes]]\nname = "{name}"\ncolour = [{n}, 0, 0]\n' for n, name in enumerate(stream.classes))
+    (tmp_path / "mine" / "classes.toml").write_text(table)
+    recipe = scenes.narrow(data=[str(tmp_path / "mine")], estimators=["mean"], size=(32, 48))
+    assert bench.run(recipe, tmp_path / "x.db")
+    results, _ = read(tmp_path / "x.db")
+    assert [batch["pixels_clean"] for batch in results.batches] == [3 * 32 * 48] * 2
+    missing = scenes.narrow(data=[str(tmp_path / "none")])
+    with pytest.raises(bench.MissingError, match=str(tmp_path / "none")):
+        bench.run(missing, tmp_path / "y.db")
 
 
 def test_an_uncorrupted_cell_is_named_by_its_dataset(scenes):

@@ -116,6 +116,7 @@ class Setting:
         batch_size: images per batch.
         malicious: how many of them the attacker controls, the last ones of each batch.
         frost: for images that are corrupted as they are read: a folder of photographs, or ``"synthetic"``.
+        size: for segmentation, the height and width that images are read at; None for their own.
     """
 
     data: str
@@ -127,9 +128,12 @@ class Setting:
     batch_size: int = 200
     malicious: int = 40
     frost: str | None = None
+    size: tuple[int, int] | None = None
 
     def __post_init__(self) -> None:
         check_types(self)
+        if self.size is not None:
+            object.__setattr__(self, "size", _check_size(self.size))
         if self.preset not in methods.PRESETS:
             raise unknown_name("preset", self.preset, methods.PRESETS)
         if self.severity not in corruptions.SEVERITIES:
@@ -154,6 +158,14 @@ class Setting:
     def dataset(self) -> str:
         """The name in the paper's tables of the dataset with its corruptions."""
         return self.data if self.data.endswith("-c") or "/" in self.data else f"{self.data}-c"
+
+
+def _check_size(size: Any) -> tuple[int, int]:
+    """Return a height and a width as a tuple; a stored one is a list."""
+    values = tuple(size) if isinstance(size, list | tuple) else ()
+    if len(values) != 2 or not all(isinstance(one, int) and not isinstance(one, bool) and one > 0 for one in values):
+        raise ValueError(f"size must be a height and a width, such as [256, 512], got {size!r}.")
+    return values
 
 
 @dataclass(frozen=True)
@@ -224,6 +236,8 @@ class Cell:
             del values["warm_up"]  # stores from before this field existed stay valid
         if self.attack is not None and self.attack.target_class is None:
             del values["attack"]["target_class"]  # likewise
+        if self.setting.size is None:
+            del values["setting"]["size"]  # likewise
         versions = {"method": methods.get(self.method).version}
         if self.corruption != UNCORRUPTED:
             versions["corruption"] = corruptions.get(self.corruption).version

@@ -44,11 +44,13 @@ class LoadedCell:
 def load_cell(cell: Cell, place: Place, batches: int | None) -> LoadedCell:
     """Load a cell, of which ``batches`` are run; None for all of its stream."""
     setting = cell.setting
-    stream = load_stream(setting.data, cell.corruption, setting.severity, setting.frost, cell.seed, place.root)
+    stream = load_stream(
+        setting.data, cell.corruption, setting.severity, setting.frost, cell.seed, place.root, setting.size
+    )
     weights = weights_path(setting, place.root)
     model, fingerprint = load_model(setting.model, weights, len(stream.classes), stream.shape[0], place.device)
     needs_clean = methods.get(cell.method).needs_source_images and setting.clean is not None
-    clean = _load_clean(setting.clean, place.root) if needs_clean else None
+    clean = _load_clean(setting.clean, place.root, setting.size) if needs_clean else None
     whole = len(stream) // setting.batch_size
     if whole == 0:
         raise ValueError(f"{stream.name} has {len(stream)} images, fewer than one batch of {setting.batch_size}.")
@@ -68,7 +70,13 @@ def load_model(name: str, weights: str | None, classes: int, channels: int, devi
 
 @lru_cache(maxsize=16)  # all corruptions of a CIFAR take half a gigabyte
 def load_stream(
-    name: str, corruption: str, severity: int, frost: str | None, seed: int, root: str | None
+    name: str,
+    corruption: str,
+    severity: int,
+    frost: str | None,
+    seed: int,
+    root: str | None,
+    size: tuple[int, int] | None = None,
 ) -> Dataset | SegmentationDataset:
     """Return the images of a stream: in the order of their files for seed 0, else shuffled.
 
@@ -76,13 +84,15 @@ def load_stream(
     """
     load = _loader(name)
     chosen = None if corruption == UNCORRUPTED else corruption
-    images = load(name, corruption=chosen, severity=severity, frost=frost, root=root)
+    options = {} if size is None else {"size": size}
+    images = load(name, corruption=chosen, severity=severity, frost=frost, root=root, **options)
     return images.shuffle(zlib.crc32(f"{seed} {corruption}".encode())) if seed else images
 
 
 @lru_cache(maxsize=2)
-def _load_clean(name: str, root: str | None) -> Dataset | SegmentationDataset:
-    return _loader(name)(name, "train", root=root)
+def _load_clean(name: str, root: str | None, size: tuple[int, int] | None) -> Dataset | SegmentationDataset:
+    options = {} if size is None else {"size": size}
+    return _loader(name)(name, "train", root=root, **options)
 
 
 def _loader(name: str) -> Callable[..., Dataset | SegmentationDataset]:

@@ -170,12 +170,14 @@ class Recipe:
         seeds: tuple[int, ...] | None = None,
         options: dict[str, dict[str, Any]] | None = None,
         weights: str | None = None,
+        size: tuple[int, int] | None = None,
     ) -> Recipe:
         """Return the recipe with some of its fields changed; None leaves a field as it is.
 
         Args:
             data: keep the settings with these datasets. A path, or for segmentation another dataset, takes the place of
-                the first setting's.
+                the first setting's, with images of its own size.
+            size: the height and width that segmentation images are read at.
             methods: run these methods.
             estimators: run these estimators.
             corruptions: run these corruptions.
@@ -189,6 +191,8 @@ class Recipe:
         settings = self.settings
         if data:
             settings = tuple(setting for name in dict.fromkeys(data) for setting in self._settings_with(name))
+        if size:
+            settings = tuple(replace(s, size=size) for s in settings)
         if weights:
             if len({(s.model, s.clean) for s in settings}) > 1:
                 raise ValueError("weights can be given for one model only: narrow the recipe to one dataset with data.")
@@ -224,7 +228,9 @@ class Recipe:
         if "/" not in name and os.sep not in name and name not in others:
             known = dict.fromkeys([*(setting.data for setting in self.settings), *others])
             raise unknown_name(f"dataset of recipe {self.name!r}", name, known)
-        other = SCENES if name == SCENES.data else replace(first, data=name)
+        if first.dense and os.path.isdir(name) and data.task_of(name) != "segmentation":
+            raise ValueError(f"{name} is not for segmentation: such a folder has images/ and labels/ (docs/data.md).")
+        other = SCENES if name == SCENES.data else replace(first, data=name, size=None)
         sizes = dict.fromkeys((setting.batch_size, setting.malicious) for setting in self.settings)
         return [replace(other, batch_size=size, malicious=malicious) for size, malicious in sizes]
 

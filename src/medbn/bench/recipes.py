@@ -1,4 +1,4 @@
-"""The named experiments: every classification table of the paper, and ours.
+"""The named experiments: every table of the paper, and ours.
 
 A recipe is a function that returns a Recipe, under ``@register("name")``; its docstring is what reports say about it.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from .cell import Attack, Setting
+from .cell import UNCORRUPTED, Attack, Setting
 from .recipe import DEFENCES, DIGITS, INSTANT, Recipe
 from .recipe_registry import available, get, register, unregister
 
@@ -247,6 +247,73 @@ def memory() -> Recipe:
         warm_up=10,
         attacks=tuple(Attack("targeted", gradient=gradient) for gradient in GRADIENTS),
         options={"sema": {"momentum": 0.05, "counted": True}},
+        axis="gradient",
+    )
+
+
+PRIORS = (*DEFENCES, "mean@0.6", "median@0.6", "image_median@0.6")
+STREETS = Setting(
+    "synthia",
+    "deeplabv3plus-resnet50",
+    clean="cityscapes",
+    preset="imagenet",
+    batch_size=3,
+    malicious=1,
+    size=(304, 512),
+)
+"""A model that was trained on Cityscapes sees rendered streets. The paper's is a ResNet-101; it does not say the size
+of the images. SYNTHIA's have 760 × 1280 pixels, and these have the width at which we train."""
+PIXEL, PIXELS = Attack("targeted_pixel"), Attack("indiscriminate_segmentation")
+
+
+@register("segmentation-targeted")
+def segmentation_targeted() -> Recipe:
+    """Table 4: one pixel is to be predicted as another class; exact gradients as in the paper, and stronger ones."""
+    return Recipe(
+        settings=(STREETS,),
+        methods=("tebn",),
+        estimators=PRIORS,
+        attacks=tuple(replace(PIXEL, gradient=gradient) for gradient in GRADIENTS),
+        corruptions=(UNCORRUPTED,),
+        published=("segmentation",),
+        axis="gradient",
+    )
+
+
+@register("segmentation-indiscriminate")
+def segmentation_indiscriminate() -> Recipe:
+    """Table 4: all pixels of the benign images are to be misclassified; exact gradients, and stronger ones."""
+    return Recipe(
+        settings=(STREETS,),
+        methods=("tebn",),
+        estimators=PRIORS,
+        attacks=tuple(replace(PIXELS, gradient=gradient) for gradient in GRADIENTS),
+        corruptions=(UNCORRUPTED,),
+        published=("segmentation",),
+        axis="gradient",
+    )
+
+
+@register("segmentation-no-attack")
+def segmentation_no_attack() -> Recipe:
+    """Table 4, without attack: the mean IoU of every method, un-adapted model included."""
+    return Recipe(
+        settings=(replace(STREETS, malicious=0),),
+        methods=("source", *INSTANT, "eata", "past"),
+        corruptions=(UNCORRUPTED,),
+        published=("segmentation",),
+    )
+
+
+@register("segmentation-malicious")
+def segmentation_malicious() -> Recipe:
+    """Ours: one malicious image of three or of six, two of six, and four of twelve; three gradients."""
+    sizes = ((3, 1), (6, 1), (6, 2), (12, 4))
+    return Recipe(
+        settings=tuple(replace(STREETS, batch_size=size, malicious=malicious) for size, malicious in sizes),
+        methods=("tebn",),
+        attacks=tuple(replace(kind, gradient=gradient) for kind in (PIXEL, PIXELS) for gradient in GRADIENTS),
+        corruptions=(UNCORRUPTED,),
         axis="gradient",
     )
 

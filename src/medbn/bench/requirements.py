@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import shlex
 from collections.abc import Sequence
@@ -30,6 +31,8 @@ def check_requirements(recipe: Recipe, root: str | Path | None = None) -> None:
 def check_tasks(recipe: Recipe) -> None:
     """Raise a ValueError unless the attacks of a recipe are for the kind of labels that its datasets have."""
     for setting in recipe.settings:
+        if _is_folder(setting.data) and not Path(setting.data).is_dir():
+            continue  # that it is missing is said elsewhere
         task = data.task_of(setting.data)
         wrong = [attack.objective for attack in recipe.attacks if attack.dense != (task == "segmentation")]
         if wrong:
@@ -38,6 +41,15 @@ def check_tasks(recipe: Recipe) -> None:
                 f"{setting.data} is a dataset for {task}, and the objective {wrong[0]!r} is not; there are"
                 f" {', '.join(fitting)}."
             )
+        if setting.size is not None and not _takes_size(setting):
+            raise ValueError(f"the images of {setting.data} cannot be read at another size; leave size out.")
+
+
+def _takes_size(setting: Setting) -> bool:
+    """Return whether the images of a segmentation dataset can be read at any size."""
+    if not setting.dense or setting.corrupted:
+        return False
+    return _is_folder(setting.data) or "size" in inspect.signature(data.get(setting.data).open).parameters
 
 
 def recipe_requirements(recipe: Recipe, root: str | Path | None = None) -> list[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import replace
 
 from .._errors import unknown_name
 from .cell import Attack, Cell, Setting, check_types
@@ -78,7 +78,7 @@ def _select_cells(store: Store, stored: dict[str, StoredCell], runs: list[Run]) 
     Of cells with the same description the last one counts: data, weights or our algorithm have changed since.
     """
     last = runs[-1].recipe
-    settings = [_without_sizes(setting) for setting in last["settings"]]
+    settings = [_without_counts(Setting(**setting)) for setting in last["settings"]]
     datasets = {setting["data"] for setting in last["settings"]}
     attacks: list[Attack | None] = [Attack(**attack) for attack in last["attacks"]] or [None]
     results = {key: _make_result(store, stored[key]) for run in runs for key in run.keys if key in stored}
@@ -93,13 +93,13 @@ def _select_cells(store: Store, stored: dict[str, StoredCell], runs: list[Run]) 
                 and (cell["predict"], cell["scenario"]) == (last["predict"], last["scenario"])
                 and cell.get("warm_up", 0) == (last.get("warm_up", 0) if cell["attack"] else 0)
                 and results[key].cell.attack in attacks
-                and (_without_sizes(cell["setting"]) in settings or cell["setting"]["data"] not in datasets)
+                and (_without_counts(results[key].cell.setting) in settings or cell["setting"]["data"] not in datasets)
             )
-            if same:
-                by_description[json.dumps(cell, sort_keys=True)] = key
+            if same:  # described by this version: fields that have been added since have their defaults
+                by_description[json.dumps(results[key].cell.to_dict(), sort_keys=True)] = key
     keys = set(by_description.values())
     return [results[key] for key in stored if key in keys]  # in the order in which they were started
 
 
-def _without_sizes(setting: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in setting.items() if name not in ("batch_size", "malicious")}
+def _without_counts(setting: Setting) -> Setting:
+    return replace(setting, batch_size=1, malicious=0)

@@ -133,6 +133,8 @@ def estimate_seconds(recipe: Recipe, per_second: float) -> float:
     poisoned: set[Hashable] = set()
     for cell in recipe.cells():
         images, shape = _dataset_size(cell.setting.data)
+        if cell.setting.size is not None:
+            shape = (shape[0], *cell.setting.size)
         whole = images // cell.setting.batch_size
         batches = min(recipe.batches or whole, whole)
         steps = 0

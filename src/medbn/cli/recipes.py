@@ -10,7 +10,7 @@ from ._completion import complete, recipe_names
 from ._terminal import format_table
 
 if TYPE_CHECKING:
-    from ..bench import Recipe
+    from ..bench import Recipe, Setting
 
 SUMMARY = "list the experiments, what they need and how long they take on this machine"
 SHORTENING = "--data, --methods, --limit, --batches"
@@ -45,20 +45,21 @@ def run(options: argparse.Namespace) -> None:
         rows.append((name, ready, needs, models, duration, recipe.about.split(":")[0]))
     print(format_table(("recipe", "ready", "data", "model", "time", "what"), rows))
     print(f"\ntimes are estimates for the whole recipe on {device}; shorten a run with {SHORTENING}.")
-    print("describe one: medbn recipes RECIPE · run it: medbn run RECIPE · in seconds, on digits: ... --smoke")
+    print("describe one: medbn recipes RECIPE · run it: medbn run RECIPE · in seconds, on small images: ... --smoke")
 
 
 def describe(recipe: Recipe, options: argparse.Namespace, device: str) -> None:
     """Print one recipe, and the commands that get what is missing for it."""
-    from ..bench import recipe_requirements, time_estimate
+    from ..bench import UNCORRUPTED, recipe_requirements, time_estimate
 
     attacks = "; ".join(
         f"{a.objective}, {a.label} gradient, {a.steps} steps of {a.step_size * 255:.3g}/255" for a in recipe.attacks
     )
+    corrupted = recipe.corruptions != (UNCORRUPTED,)
     sizes = dict.fromkeys(f"{s.malicious} of {s.batch_size}" for s in recipe.settings)
     items = [
         ("about", recipe.about),
-        ("data", ", ".join(dict.fromkeys(f"{s.data} (severity {s.severity})" for s in recipe.settings))),
+        ("data", ", ".join(dict.fromkeys(_describe_data(s, corrupted) for s in recipe.settings))),
         ("models", ", ".join(dict.fromkeys(s.model for s in recipe.settings))),
         ("methods", ", ".join(recipe.methods)),
         ("estimators", ", ".join(recipe.estimators)),
@@ -69,13 +70,20 @@ def describe(recipe: Recipe, options: argparse.Namespace, device: str) -> None:
         ("batches", str(recipe.batches or "all of each stream")),
         ("streams", str(len(list(recipe.cells())))),
         ("paper", ", ".join(recipe.published) or "-"),
-        ("device", "any; a GPU for all but digits"),
+        ("device", "any; a GPU for all but digits and scenes"),
         ("time", _time(time_estimate.estimate_seconds(recipe, time_estimate.calibrate(device)), device)),
     ]
     width = max(len(name) for name, _ in items)
     print("\n".join(f"{name:{width}}  {value}" for name, value in [("recipe", recipe.name), *items]))
     missing = recipe_requirements(recipe, options.root)
     print(f"\nready: medbn run {options.name}" if not missing else "\nmissing:\n  " + "\n  ".join(missing))
+
+
+def _describe_data(setting: Setting, corrupted: bool) -> str:
+    """Return the dataset with the severity of its corruptions, or the size at which its images are read."""
+    notes = [f"severity {setting.severity}"] if corrupted else []
+    notes += [f"{setting.size[0]} × {setting.size[1]} px"] if setting.size else []
+    return f"{setting.data} ({', '.join(notes)})" if notes else setting.data
 
 
 def _time(seconds: float, device: str) -> str:

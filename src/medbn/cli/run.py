@@ -47,19 +47,22 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     complete(recipes, recipe_names)
     parser.add_argument("--store", default="medbn.db", metavar="FILE", help="file for the results (default: medbn.db)")
-    parser.add_argument("--smoke", action="store_true", help="a short form on digits and the shipped model, in seconds")
+    parser.add_argument("--smoke", action="store_true", help="a short form on images and a model that ship with medbn")
     parser.add_argument(
         "--minutes", type=positive_float, metavar="M", help="stop after M minutes; the same command continues"
     )
     parser.add_argument("--quiet", action="store_true", help="print nothing but errors and what is left")
 
     part = parser.add_argument_group("run only a part")
-    data = part.add_argument("--data", nargs="+", metavar="NAME", help="only these datasets of the recipe")
+    data = part.add_argument("--data", nargs="+", metavar="NAME", help="only these datasets of the recipe, or a folder")
     methods = part.add_argument("--methods", nargs="+", metavar="M", help="such as tebn, tent, sotta")
     estimators = part.add_argument("--estimators", nargs="+", metavar="E", help="such as mean, median, image_median")
     corruptions = part.add_argument("--corruptions", nargs="+", metavar="C", help="such as gaussian_noise, fog")
     part.add_argument("--limit", type=positive_int, metavar="N", help="only the first N corruptions")
     part.add_argument("--batches", type=positive_int, metavar="N", help="only N batches of each stream")
+    part.add_argument(
+        "--size", type=positive_int, nargs=2, metavar=("H", "W"), help="height and width of images for segmentation"
+    )
     part.add_argument(
         "--seed", type=natural_int, nargs="+", metavar="S", help="0 is the order of the file; others shuffle"
     )
@@ -149,6 +152,7 @@ def _narrowed_recipe(name: str, options: argparse.Namespace) -> Recipe:
         batches=options.batches,
         seeds=tuple(options.seed) if options.seed else None,
         weights=options.weights,
+        size=tuple(options.size) if options.size else None,
     )
     if not options.clean:
         return recipe

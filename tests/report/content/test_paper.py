@@ -2,7 +2,8 @@
 
 import pytest
 
-from medbn.bench import published, recipes
+from medbn.bench import Result, Results, published, recipes
+from medbn.report.content.paper import paper_parts
 from medbn.report.document import Measure, Table
 from tests.report.stores import parts
 
@@ -39,7 +40,10 @@ def test_without_attack_the_error_is_compared(report):
     assert "2 of the fifteen corruptions" in table.notes[0]
 
 
-@pytest.mark.parametrize("name", [name for name in recipes.available() if recipes.get(name).published])
+CLASSIFICATION = [n for n in recipes.available() if recipes.get(n).published not in ((), ("segmentation",))]
+
+
+@pytest.mark.parametrize("name", CLASSIFICATION)
 def test_every_recipe_measures_what_its_tables_print(report, name):
     document, recipe = report(name, data=["cifar10-c"], limit=1)
     table = next(
@@ -51,3 +55,28 @@ def test_every_recipe_measures_what_its_tables_print(report, name):
     rows = [row for row in table.rows if row[0] == "cifar10-c" and (corruption is None or row[corruption] == measured)]
     assert rows
     assert all(isinstance(row[i], Measure) for row in rows for i in ours)
+
+
+def test_table_four_has_the_success_and_the_mean_iou_beside_the_printed_ones():
+    cells = list(recipes.get("segmentation-targeted").narrow(estimators=["mean", "median"]).cells())
+    right = [[90, 10, 0], [10, 90, 0], [0, 0, 0]]
+    batch = {"images": 3, "benign": 2, "pixels": 200, "pixels_clean": 200, "already": 0}
+    for which in ("", "_without", "_clean"):
+        batch |= {f"wrong{which}": 20, f"confusion{which}": right}
+    stored = [Result(str(n), cell, [batch | {"hit": 1}, batch | {"hit": 0}], {}) for n, cell in enumerate(cells)]
+    (table,) = paper_parts("segmentation", Results({}, [], stored))
+    assert table.title == "Table 4: segmentation"
+    objective, metric, ours = (table.columns.index(name) for name in ("objective", "metric", "MedBN, ours"))
+    rows = {(row[objective], row[metric]): row for row in table.rows}
+    assert set(rows) == {
+        ("targeted pixel", "attack success rate"),
+        ("none", "mean IoU"),
+        ("indiscriminate segmentation", "mean IoU"),
+    }
+    success = rows["targeted pixel", "attack success rate"]
+    assert (success[ours].value, success[ours].count, success[ours + 1]) == (50, 2, 0.0)
+    without = rows["none", "mean IoU"]
+    assert without[ours].value == pytest.approx(100 * 90 / 110)
+    assert without[ours + 1] == 24.24
+    assert rows["indiscriminate segmentation", "mean IoU"][ours:] == [None, 21.55]
+    assert not any("fifteen" in note for note in table.notes)
