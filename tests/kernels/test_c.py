@@ -221,6 +221,34 @@ def test_image_moments(kind: str, last: bool) -> None:
 
 
 @each_isa
+def stable_middle(values: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the mean of the two middle values over images, and their images, as a stable sort has them."""
+    ordered, order = values.sort(dim=0, stable=True)
+    lower, upper = (len(values) - 1) // 2, len(values) // 2
+    return 0.5 * ordered[lower] + 0.5 * ordered[upper], order[lower], order[upper]
+
+
+@each_isa
+@pytest.mark.parametrize("kind", ["random", "two_values", "constant", "signed_zeros", "huge_few", "extreme"])
+@pytest.mark.parametrize("shape", [(1, 3, 2, 2), (2, 17, 3), (31, 5), (64, 33, 2, 2)])
+@last_or_not
+def test_medians_over_images_are_those_of_a_stable_sort(kind: str, shape: tuple[int, ...], last: bool) -> None:
+    x = arrange(KINDS[kind](torch.Size(shape)), last)
+    result = binding.image_forward(x, statistics_only=True)
+    assert result is not None
+    assert result.y is None
+    means, variances = result.moments
+    assert torch.equal(result.moments, torch.stack(binding.image_moments(x)))
+    centre, *mean_images = stable_middle(means)
+    inner, *variance_images = stable_middle(variances)
+    mad, *mad_images = stable_middle((means - centre).abs())
+    assert torch.equal(result.selected, torch.stack((*mean_images, *variance_images, *mad_images)))
+    assert torch.equal(result.table[0], centre)
+    torch.testing.assert_close(result.table[1], inner + (1.4826 * mad).square(), rtol=1e-6, atol=0.0)
+    sign = (means - centre).sign().gather(0, torch.stack(mad_images))
+    torch.testing.assert_close(result.slopes, 1.4826**2 * mad * sign, rtol=1e-6, atol=0.0)
+
+
 def test_image_moments_of_nonfinite_values_are_nonfinite() -> None:
     x = torch.randn(3, 2, 5)
     x[0, 0, 1], x[1, 1, 2] = float("nan"), float("inf")

@@ -1,7 +1,7 @@
 """The C functions as Python functions of tensors: one function per entry point of ``kernels.c``.
 
 Inputs are float32 CPU activations ``(B, C, *)``, contiguous or channels last, for which ``supported`` holds; what is
-per channel is ``(C,)``, in float32 unless said otherwise. Each function reads the activation once (``image_moments``
+per channel is ``(C,)``, in float32 unless said otherwise. Each pass reads the activation once (the moments of images
 twice, the second time from cache), on ``torch.get_num_threads()`` threads, whose number changes no bit of the result.
 Nothing here is differentiable: tensors are taken as values.
 """
@@ -19,6 +19,11 @@ from .library import NO_MEMORY, NONFINITE, Layout, load, selected_instruction_se
 
 def supported(x: Tensor) -> bool:
     """Return whether ``x`` is a plain dense float32 CPU tensor ``(B, C, *)``, contiguous or channels last."""
+    return _is_plain(x) and _is_last(x) is not None
+
+
+def _is_plain(x: Tensor) -> bool:
+    """Return whether ``x`` is supported if its strides are."""
     return (
         type(x) in (Tensor, torch.nn.Parameter)
         and x.device.type == "cpu"
@@ -27,7 +32,6 @@ def supported(x: Tensor) -> bool:
         and x.dim() >= 2
         and 0 < x.numel() < x.shape[1] << 31
         and not x.is_neg()
-        and _is_last(x) is not None
     )
 
 
@@ -130,6 +134,70 @@ def median_forward(
     return None if status & NONFINITE else MedianForward(y, table[:4], deviation_sum, position)
 
 
+class ImageForward(NamedTuple):
+    """A batch that is normalised with its medians over images."""
+
+    y: Tensor | None
+    table: Tensor
+    """As ``MedianForward``'s; the last two rows have no meaning where ``y`` is None."""
+    deviation_sum: Tensor
+    selected: Tensor
+    """``(6, C)``: the two images in the middle, for the centre, the variance and the MAD."""
+    moments: Tensor
+    """``(2, B, C)``: each image's own mean and variance."""
+    slopes: Tensor
+    """``(2, C)``: the derivative of the squared MAD, for the two images that it is taken from."""
+
+
+def image_forward(
+    x: Tensor,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    running: tuple[Tensor, Tensor] | None = None,
+    batch_weight: float = 1.0,
+    eps: float = 0.0,
+    *,
+    statistics_only: bool = False,
+) -> ImageForward | None:
+    """Take medians over images, mix them with ``running`` and normalise; return None if a value is not finite.
+
+    The lower and the upper of the two middle values have the images that a stable sort puts there.
+    """
+    images, channels = x.shape[:2]
+    table, slopes, moments = (x.new_empty(s) for s in ((6, channels), (2, channels), (2, images, channels)))
+    deviation_sum, selected = _per_channel(x, torch.float64), torch.empty((6, channels), dtype=torch.int64)
+    y = None if statistics_only else torch.empty_like(x, requires_grad=False)
+    mixed_with = (None, None) if running is None or batch_weight == 1.0 else running
+    vectors = [None if t is None else _vector(t, x) for t in (weight, bias, *mixed_with)]
+    results = (table, deviation_sum, selected, moments, slopes, y)
+    status = _call("image_forward", x, x, *vectors, batch_weight, eps, *results)
+    if status & NONFINITE:
+        return None
+    return ImageForward(y, table[:4], deviation_sum, selected, moments, slopes)
+
+
+def image_backward(
+    g: Tensor,
+    x: Tensor,
+    used_centre: Tensor,
+    centre: Tensor,
+    inverse_std: Tensor,
+    weight: Tensor | None,
+    selected: Tensor,
+    slopes: Tensor,
+    image_means: Tensor,
+    batch_weight: float,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the gradients of input, weight and bias for medians over images, as ``image_forward`` returns them."""
+    channels = x.shape[1]
+    table, sums = x.new_empty((3, channels)), torch.empty((2, channels), dtype=torch.float64)
+    coefficients, dx = x.new_zeros((2, *x.shape[:2])), torch.empty_like(x, requires_grad=False)
+    vectors = [None if t is None else _vector(t, x) for t in (used_centre, centre, inverse_std, weight)]
+    sources = (selected.contiguous(), slopes.contiguous(), _table(image_means, x))
+    _call("image_backward", x, _like(g, x), x, *vectors, *sources, batch_weight, sums, table, coefficients, dx)
+    return dx, table[0], table[1]
+
+
 def channel_backward(
     g: Tensor,
     x: Tensor,
@@ -158,8 +226,8 @@ def _call(name: str, activation: Tensor, *arguments: Tensor | float | None) -> i
     library, why = load()
     if library is None:
         raise RuntimeError(f"the C kernels are not available: {why}.")
-    last = _is_last(activation)
-    if last is None or not supported(activation):
+    last = _is_last(activation) if _is_plain(activation) else None
+    if last is None:
         raise ValueError(
             "expected a dense float32 CPU tensor (B, C, *), contiguous or channels last; got"
             f" {activation.dtype} on {activation.device} of shape {tuple(activation.shape)} and strides"
@@ -168,7 +236,7 @@ def _call(name: str, activation: Tensor, *arguments: Tensor | float | None) -> i
     images, channels = activation.shape[:2]
     layout = Layout(images, channels, activation.numel() // (images * channels), last, torch.get_num_threads())
     values = [t.data_ptr() if isinstance(t, Tensor) else t for t in arguments]
-    status = int(getattr(library, f"medbn_{name}")(selected_instruction_set(library), layout, *values))
+    status = int(getattr(library, f"medbn_{name}")(selected_instruction_set(), layout, *values))
     if status & NO_MEMORY:
         raise MemoryError(f"not enough memory for the work space of {name} of shape {tuple(activation.shape)}.")
     return status
@@ -205,4 +273,6 @@ def _table(values: Tensor, x: Tensor) -> Tensor:
 def _dense(values: Tensor, shape: tuple[int, ...]) -> Tensor:
     if tuple(values.shape) != shape:
         raise ValueError(f"expected shape {shape}, got {tuple(values.shape)}.")
+    if values.dtype is torch.float32 and values.device.type == "cpu" and values.is_contiguous() and not values.is_neg():
+        return values
     return values.detach().to("cpu", torch.float32).contiguous()

@@ -20,8 +20,8 @@ struct layout {
     int32_t last, threads;
 };
 
-/* Bits of a status: a value is not finite; an allocation failed. */
-enum { NONFINITE = 1, NO_MEMORY = 2 };
+/* Bits of a status: a value is not finite; an allocation failed. Another status: there is no such instruction set. */
+enum { NONFINITE = 1, NO_MEMORY = 2, UNSUPPORTED = -1 };
 
 /* One set of kernels per instruction set; binding.py says what each computes. Each returns a status. */
 struct kernels {
@@ -42,6 +42,13 @@ extern const struct kernels medbn_generic;
 #ifdef MEDBN_X86
 extern const struct kernels medbn_avx2, medbn_avx512;
 #endif
+
+/* The kernels of an instruction set; NULL where this machine does not have it. */
+const struct kernels *medbn_kernels_of(int isa);
+
+/* Mix statistics with running ones, between two passes; see kernels.c. */
+void medbn_mix(int64_t channels, const float *weight, const float *bias, const float *running_centre,
+               const float *running_variance, double batch_weight, float *table);
 
 /* Work that is cut into `count` independent units, which threads take `grain` at a time. It is the first member of the
  * structs that hold the arguments. */

@@ -44,6 +44,8 @@ _ARGUMENTS: dict[str, list[Any]] = {
     "reduce": [POINTER] * 5,
     "combine": [*[POINTER] * 6, ctypes.c_int, POINTER],
     "median_forward": [*[POINTER] * 5, ctypes.c_double, ctypes.c_double, *[POINTER] * 4],
+    "image_forward": [*[POINTER] * 5, ctypes.c_double, ctypes.c_double, *[POINTER] * 6],
+    "image_backward": [*[POINTER] * 9, ctypes.c_double, *[POINTER] * 4],
     "channel_backward": [*[POINTER] * 8, ctypes.c_double, *[POINTER] * 3],
 }
 """The arguments of ``medbn_<name>``, after the instruction set and the layout."""
@@ -107,13 +109,18 @@ def instruction_sets() -> tuple[str, ...]:
 
     The environment variable ``MEDBN_C_ISA`` forces one of them; without it the fastest is used.
     """
+    return INSTRUCTION_SETS[: _best_instruction_set() + 1]
+
+
+@functools.cache
+def _best_instruction_set() -> int:
     library, _ = load()
-    return () if library is None else INSTRUCTION_SETS[: library.medbn_best_instruction_set() + 1]
+    return -1 if library is None else int(library.medbn_best_instruction_set())
 
 
-def selected_instruction_set(library: ctypes.CDLL) -> int:
+def selected_instruction_set() -> int:
     """Return the index of the instruction set to use."""
-    best = int(library.medbn_best_instruction_set())
+    best = _best_instruction_set()
     forced = os.environ.get("MEDBN_C_ISA")
     if not forced:
         return best
