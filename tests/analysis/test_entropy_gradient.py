@@ -9,6 +9,7 @@ from torch import nn
 import medbn
 from medbn import analysis
 from medbn.analysis.entropy_gradient import densities, measure_images, null_interval, precede
+from medbn.analysis.registry import numbers_key
 
 
 def small_model():
@@ -136,3 +137,8 @@ def test_each_panel_has_both_groups_and_their_densities(numbers):
             np.testing.assert_allclose(points.get_offsets()[:, 1], expected["entropy"])
     assert sum(len(axis.lines) == 2 for axis in panels) == 4
     assert [text.get_text() for text in figure.legends[0].get_texts()] == ["benign", "malicious"]
+
+
+def test_numbers_of_one_objective_are_stored_apart_from_those_of_both(experiment):
+    alone = analysis.Experiment(replace(experiment.settings, objectives=("targeted",)))
+    assert numbers_key("entropy-gradient", alone) != numbers_key("entropy-gradient", experiment)

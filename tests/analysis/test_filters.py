@@ -86,3 +86,10 @@ def test_stored_numbers_are_measured_again_for_another_version_of_a_method(exper
 def test_stored_numbers_depend_on_every_corruption_that_is_shown(experiment):
     both = analysis.Experiment(replace(experiment.settings, corruptions=("contrast", "fog")))
     assert {cell.corruption for cell in analysis.get("filters").cells(both)} == {"contrast", "fog"}
+
+
+def test_one_objective_can_be_measured_alone(experiment, numbers):
+    settings = replace(experiment.settings, objectives=("indiscriminate",))
+    alone = analysis.measure("filters", analysis.Experiment(settings))
+    assert alone.rows == numbers.select(objective="indiscriminate")
+    assert alone.settings["objective"] == "indiscriminate"

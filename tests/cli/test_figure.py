@@ -69,6 +69,7 @@ def test_the_same_numbers_give_the_same_file(folder):
         (["shift", "--data", "cifar10-c", "--root", "empty"], ["cifar10-c", "medbn data"]),
         (["shift", "--estimators", "middle"], ["middle", "median"]),
         (["shift", "--epsilons", "8/0"], ["8/0"]),
+        (["filters", "--objectives", "all"], ["all", "indiscriminate", "targeted"]),
         (["filters", "--start", "middle"], ["middle", "grey", "offset"]),
         (["shift", "--layers", "some"], ["some", "stages"]),
         (["all", "--json", "x.json"], ["--json"]),

@@ -15,7 +15,7 @@ from .experiment import Experiment
 from .numbers import Numbers
 from .registry import Figure, register
 from .settings import Settings
-from .theme import PAGE, Theme, estimator_label
+from .theme import COLUMN, PAGE, Theme, estimator_label
 
 if TYPE_CHECKING:
     from matplotlib.figure import FigureBase
@@ -93,7 +93,7 @@ def measure(experiment: Experiment) -> Numbers:
     """
     settings, rows, points = experiment.settings, [], {}
     benign = experiment.benign.cpu()
-    for objective in OBJECTIVES:
+    for objective in compared_objectives(settings):
         values: dict[str, list[Tensor]] = {name: [] for name in QUANTITIES}
         different = 0
         for number in range(settings.batches):
@@ -109,13 +109,19 @@ def measure(experiment: Experiment) -> Numbers:
             group: {name: both[name][mask].tolist() for name in QUANTITIES} for group, mask in masks.items()
         }
         rows.append({**_summarise(objective, both, masks), "different": different})
-    return Numbers("entropy-gradient", describe_both(settings), rows, points)
+    return Numbers("entropy-gradient", describe_objectives(settings), rows, points)
 
 
-def describe_both(settings: Settings) -> dict[str, Any]:
-    """Return what a figure of both objectives, one estimator and one ε was measured on."""
-    both = {"objective": " and ".join(OBJECTIVES), "estimators": list(settings.estimators[:1])}
-    return {**settings.describe(), **both, "epsilons": list(settings.epsilons[:1])}
+def compared_objectives(settings: Settings) -> tuple[str, ...]:
+    """Return the objectives of a figure that compares them."""
+    return settings.objectives or OBJECTIVES
+
+
+def describe_objectives(settings: Settings) -> dict[str, Any]:
+    """Return what a figure of several objectives, one estimator and one ε was measured on."""
+    objective = " and ".join(compared_objectives(settings))
+    first = {"estimators": list(settings.estimators[:1]), "epsilons": list(settings.epsilons[:1])}
+    return {**settings.describe(), "objective": objective, **first}
 
 
 def _summarise(objective: str, values: dict[str, Tensor], masks: dict[str, Tensor]) -> dict[str, Any]:
@@ -130,6 +136,7 @@ def _summarise(objective: str, values: dict[str, Tensor], masks: dict[str, Tenso
 
 def draw(numbers: Numbers, canvas: FigureBase, theme: Theme) -> None:
     """Draw one scatter plot per objective, with the densities of both groups along its edges."""
+    objectives = numbers.distinct("objective")
     looks: dict[str, dict[str, Any]] = {
         "benign": {"color": theme.benign, "marker": "o", "s": 8, "linewidths": 0, "alpha": 0.8},
         "malicious": {"color": theme.malicious, "marker": "x", "s": 14, "linewidths": 0.9},
@@ -138,8 +145,8 @@ def draw(numbers: Numbers, canvas: FigureBase, theme: Theme) -> None:
         "benign": {"color": theme.benign, "linestyle": "--"},
         "malicious": {"color": theme.malicious},
     }
-    parts = canvas.subfigures(1, len(OBJECTIVES), squeeze=False)[0]
-    for part, objective in zip(parts, OBJECTIVES, strict=True):
+    parts = canvas.subfigures(1, len(objectives), squeeze=False)[0]
+    for part, objective in zip(parts, objectives, strict=True):
         (top, corner), (main, side) = part.subplots(
             2, 2, sharex="col", sharey="row", width_ratios=(5, 1), height_ratios=(1, 5)
         )
@@ -210,6 +217,6 @@ register(
         measure=measure,
         draw=draw,
         caption=caption,
-        size=lambda numbers: (PAGE, 3.3),
+        size=lambda numbers: (PAGE if len(numbers.rows) > 1 else COLUMN, 3.3),
     ),
 )

@@ -13,7 +13,7 @@ from ..bench import Cell
 from ..data import corruptions
 from ..methods import Learner, Predictions
 from .captions import describe
-from .entropy_gradient import OBJECTIVES, describe_both
+from .entropy_gradient import compared_objectives, describe_objectives
 from .experiment import Experiment
 from .numbers import Numbers
 from .registry import Figure, register
@@ -60,7 +60,7 @@ def measure(experiment: Experiment) -> Numbers:
     settings, rows = experiment.settings, []
     for corruption in _corruptions(experiment):
         learners = {name: _serve_clean(experiment, name, corruption) for name in METHODS}
-        for objective in OBJECTIVES:
+        for objective in compared_objectives(settings):
             totals: dict[tuple[str, str], Passed] = {}
             for number in range(settings.batches):
                 cell = _attacked(experiment, objective, corruption)
@@ -81,14 +81,16 @@ def measure(experiment: Experiment) -> Numbers:
                         "share": passed.malicious / passed.images if passed.images else None,
                     }
                 )
-    described = {**describe_both(settings), "corruptions": list(_corruptions(experiment))}
+    described = {**describe_objectives(settings), "corruptions": list(_corruptions(experiment))}
     return Numbers("filters", described, rows)
 
 
 def cells(experiment: Experiment) -> Iterator[Cell]:
     """Yield the cells of the attacked batches, and of the methods that filter them."""
     for corruption in _corruptions(experiment):
-        yield from (_attacked(experiment, objective, corruption) for objective in OBJECTIVES)
+        yield from (
+            _attacked(experiment, objective, corruption) for objective in compared_objectives(experiment.settings)
+        )
         yield from (_filtering(experiment, method, corruption) for method in METHODS)
 
 
@@ -126,14 +128,15 @@ def draw(numbers: Numbers, canvas: FigureBase, theme: Theme) -> None:
     """Draw one panel per objective: for each corruption, the share after each filter, and a line at what came in."""
     settings = numbers.settings
     names, filters = numbers.distinct("corruption"), list(dict.fromkeys(map(filter_label, numbers.rows)))
-    axes = canvas.subplots(len(OBJECTIVES), 1, sharex=True, sharey=True, squeeze=False)[:, 0]
+    objectives = numbers.distinct("objective")
+    axes = canvas.subplots(len(objectives), 1, sharex=True, sharey=True, squeeze=False)[:, 0]
     looks = [
         {"facecolor": theme.malicious, "edgecolor": theme.malicious},
         {"facecolor": theme.ground, "edgecolor": theme.malicious, "hatch": "/////"},
         {"facecolor": theme.ink, "edgecolor": theme.ink},
     ]
     width = 0.8 / len(filters)
-    for axis, objective in zip(axes, OBJECTIVES, strict=True):
+    for axis, objective in zip(axes, objectives, strict=True):
         for place, label in enumerate(filters):
             rows = [row for row in numbers.select(objective=objective) if filter_label(row) == label]
             where = [names.index(row["corruption"]) + (place - (len(filters) - 1) / 2) * width for row in rows]
@@ -179,7 +182,7 @@ register(
         measure=measure,
         draw=draw,
         caption=caption,
-        size=lambda numbers: (PAGE, 4.2),
+        size=lambda numbers: (PAGE, 1.2 + 1.5 * len(numbers.distinct("objective"))),
         cells=cells,
     ),
 )

@@ -41,6 +41,7 @@ class Settings:
         estimators: the names of the estimators to compare.
         epsilons: the bounds ε of the attack that are compared.
         corruptions: the corruptions; none for those of the paper's figure, which is mostly gaussian noise.
+        objectives: what the attack aims at, for figures that compare objectives; none for those of the paper's figure.
         batches: how many batches of the stream are attacked, for figures that average over batches.
         seed: of the order of the images, of permutations and of embeddings.
         layers: ``"stages"`` for one layer per stage of the model, or ``"all"``.
@@ -51,6 +52,7 @@ class Settings:
     estimators: tuple[str, ...] = DEFENCES
     epsilons: tuple[float, ...] = (1.0, 8 / 255)
     corruptions: tuple[str, ...] = ()
+    objectives: tuple[str, ...] = ()
     batches: int = 1
     seed: int = 0
     layers: str = "stages"
@@ -70,6 +72,8 @@ class Settings:
             corruptions.get(name)
         for epsilon in self.epsilons:
             replace(self.attack, epsilon=epsilon).check()
+        for name in self.objectives:
+            replace(self.attack, objective=name).check()
 
     @property
     def corruption(self) -> str:
@@ -89,6 +93,7 @@ class Settings:
             "batches": self.batches,
             "method": methods.get("tebn").label,
             "objective": self.attack.objective,
+            "objectives": list(self.objectives),
             "steps": self.attack.steps,
             "step_size": self.attack.step_size,
             "gradient": self.attack.gradient,

@@ -71,6 +71,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--step-size", type=fraction, metavar="X", help="default: 1/255; larger with fewer steps, to reach as far"
     )
     attack.add_argument("--epsilons", type=fraction, nargs="+", metavar="E", help="default: 1 8/255")
+    attack.add_argument(
+        "--objectives", nargs="+", metavar="O", help="of figures that compare them (default: targeted indiscriminate)"
+    )
     attack.add_argument("--start", metavar="S", help="grey (default, as the authors' code), offset, clean or random")
 
     place = parser.add_argument_group("data and machine")
@@ -156,6 +159,7 @@ def read_settings(options: argparse.Namespace) -> Settings:
         estimators=tuple(dict.fromkeys(options.estimators or defaults.estimators)),
         epsilons=tuple(dict.fromkeys(options.epsilons or defaults.epsilons)),
         corruptions=tuple(dict.fromkeys(options.corruptions or ())),
+        objectives=tuple(dict.fromkeys(options.objectives or ())),
         batches=options.batches,
         seed=options.seed,
         layers=options.layers,
