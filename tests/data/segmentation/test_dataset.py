@@ -104,6 +104,18 @@ def test_elastic_moves_labels_as_it_moves_the_image(severity):
     assert not torch.equal(moved_labels, labels)
 
 
+def test_elastic_reads_the_nearest_label():
+    # At 32 px and severity 1 the map is affine: an image is read once, bilinearly, and the nearest pixel has a quarter
+    # of the weight or more. Where a class has more than three quarters, it is the nearest pixel's.
+    labels = torch.randint(0, 2, (4, 32, 48), generator=torch.Generator().manual_seed(0))
+    images = (255 * labels)[:, None].expand(-1, 3, -1, -1).to(torch.uint8)
+    weights = data.corruptions.corrupt(images, "elastic_transform", 1, seed=1)[:, 0].double() / 255
+    moved = data.corruptions.corrupt_labels(labels, "elastic_transform", 1, seed=1)
+    assert (moved[weights > 0.76] == 1).all()
+    assert (moved[weights < 0.24] == 0).all()
+    assert not torch.equal(moved, labels)
+
+
 def test_corruption_does_not_depend_on_the_batch():
     noisy = data.load_segmentation("scenes", corruption="elastic_transform", severity=5)
     together = noisy.read(range(4))

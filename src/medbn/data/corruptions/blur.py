@@ -38,18 +38,23 @@ def glass_blur(x: Tensor, level: Level, random: ImageRandom) -> Tensor:
     sigma, reach, rounds = level[0], round(level[1]), round(level[2])
     height, width = x.shape[2:]
     x = round_down(filters.gaussian(x, sigma)).clamp(0, 255)
-    rows, columns = range(height - reach, reach, -1), range(width - reach, reach, -1)
-    size = (rounds, len(rows), len(columns), 2)
-    offsets = np.stack([rng.integers(-reach, reach, size=size) for rng in random.generators])
-    # One pixel after the other, each for the whole batch: pixels come first, so that one pixel of all images is a row.
-    pixels = x.cpu().permute(2, 3, 0, 1).contiguous().numpy()
-    images = np.arange(len(x))
-    for step in range(rounds):
-        for i, row in enumerate(rows):
-            for j, column in enumerate(columns):
-                dx, dy = offsets[:, step, i, j].T
-                pixels[row, column] = pixels[row + dy, column + dx, images]
-    return filters.gaussian(torch.from_numpy(pixels).permute(2, 3, 0, 1).contiguous().to(x.device), sigma)
+    sources = [_draw_sources(rng, height, width, reach, rounds) for rng in random.generators]
+    moved = torch.from_numpy(np.array(sources, dtype=np.int64))
+    x = x.flatten(2).gather(2, moved[:, None].expand(-1, x.shape[1], -1).to(x.device)).view_as(x)
+    return filters.gaussian(x, sigma)
+
+
+def _draw_sources(rng: np.random.Generator, height: int, width: int, reach: int, rounds: int) -> list[int]:
+    """Return which pixel each pixel of an image becomes a copy of; pixels are numbered row by row."""
+    rows, columns = np.arange(height - reach, reach, -1), np.arange(width - reach, reach, -1)
+    offsets = rng.integers(-reach, reach, size=(rounds, len(rows), len(columns), 2))
+    pixels = rows[:, None] * width + columns
+    # One pixel after the other, because a copy may be copied again: on lists, where that is fastest in Python.
+    order, sources = pixels.flatten().tolist(), list(range(height * width))
+    for dx, dy in zip(offsets[..., 0], offsets[..., 1], strict=True):
+        for pixel, neighbour in zip(order, (pixels + dy * width + dx).flatten().tolist(), strict=True):
+            sources[pixel] = sources[neighbour]
+    return sources
 
 
 @register(
