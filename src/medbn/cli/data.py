@@ -1,4 +1,4 @@
-"""``medbn data``: list, download, corrupt and describe datasets."""
+"""``medbn data``: list, download, corrupt, describe and check datasets."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ from ._arguments import add_root, image_size, natural_int, positive_int
 from ._completion import complete, corruption_names, dataset_names
 from ._terminal import format_table, show_progress
 
-SUMMARY = "list, download, corrupt and describe datasets"
+SUMMARY = "list, download, corrupt, describe and check datasets"
+
+_CHECKED_AT_ONCE = 16
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -24,6 +26,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     _configure_fetch(actions.add_parser("fetch", help="download a dataset, verify it and extract it"))
     _configure_generate(actions.add_parser("generate", help="corrupt a dataset in the 15 ways of the benchmark"))
     _configure_info(actions.add_parser("info", help="show classes, size, number of images and fingerprint"))
+    _configure_check(actions.add_parser("check", help="read every image and label, and count the classes"))
 
 
 def _configure_list(parser: argparse.ArgumentParser) -> None:
@@ -72,13 +75,24 @@ def _configure_generate(parser: argparse.ArgumentParser) -> None:
 
 
 def _configure_info(parser: argparse.ArgumentParser) -> None:
+    _add_dataset(parser)
+    parser.set_defaults(run=info)
+
+
+def _configure_check(parser: argparse.ArgumentParser) -> None:
+    parser.description = "Read every image and label. The first file that cannot be used is named."
+    _add_dataset(parser)
+    parser.set_defaults(run=check)
+
+
+def _add_dataset(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments that say which dataset to open."""
     name = parser.add_argument("name", metavar="NAME", help="a dataset of `medbn data list`, or a path")
     complete(name, dataset_names)
     parser.add_argument("--split", default="test", choices=("train", "val", "test"), help="default: test")
     complete(parser.add_argument("--corruption", metavar="C", help="one of the 15 corruptions"), corruption_names)
     parser.add_argument("--severity", type=int, default=5, help="1 to 5 (default: 5)")
     add_root(parser)
-    parser.set_defaults(run=info)
 
 
 def list_datasets(options: argparse.Namespace) -> None:
@@ -174,20 +188,41 @@ def info(options: argparse.Namespace) -> None:
     from .. import data
 
     entry = data.get(options.name) if options.name in data.available() else None
-    if options.corruption is None and entry and entry.corrupted:
-        options.corruption = data.corruptions.NAMES[0]
     if entry and entry.instructions and not entry.is_present(options.root):
         print(f"{entry.name} ({entry.about}) is not on this machine.\n\n{entry.how_to_request(options.root)}")
         return
-    task = data.task_of(options.name)
-    load = data.load_segmentation if task == "segmentation" else data.load
-    dataset: Any = load(
-        options.name, options.split, corruption=options.corruption, severity=options.severity, root=options.root
-    )
+    dataset = _open(options)
     channels, height, width = dataset.shape
     classes = ", ".join(dataset.classes[:10]) + (", ..." if len(dataset.classes) > 10 else "")
-    print(
-        f"name         {dataset.name}\ntask         {task}\nsplit        {dataset.split}\nimages       {len(dataset):,}"
-    )
+    print(f"name         {dataset.name}\ntask         {data.task_of(options.name)}")
+    print(f"split        {dataset.split}\nimages       {len(dataset):,}")
     print(f"size         {height} × {width} px, {channels} channel{'s' if channels > 1 else ''}")
     print(f"classes      {len(dataset.classes)}: {classes}\nfingerprint  {dataset.fingerprint}")
+
+
+def check(options: argparse.Namespace) -> None:
+    """Read all images and labels of a dataset, and print how often each class occurs."""
+    import torch
+
+    dataset = _open(options)
+    count = len(dataset.classes)
+    total = torch.zeros(count + 1, dtype=torch.int64)  # the last: pixels that do not count
+    with show_progress(dataset.name) as bar:
+        for position, (_, labels) in enumerate(dataset.batches(_CHECKED_AT_ONCE, dtype=torch.uint8)):
+            total += torch.bincount(labels.flatten().clamp(max=count), minlength=count + 1)
+            bar.update(min(len(dataset), _CHECKED_AT_ONCE * (position + 1)), len(dataset))
+    shares = [f"{100 * number / int(total.sum()):.2f} %" for number in total.tolist()]
+    rows = list(zip([*dataset.classes, "does not count"], shares, strict=True))
+    print(format_table(("class", "share"), rows if total[-1] else rows[:-1], right=(1,)))
+    print(f"\nall {len(dataset):,} images of {dataset.name} ({dataset.split}) and their labels can be read")
+
+
+def _open(options: argparse.Namespace) -> Any:
+    """Open the dataset that ``_add_dataset``'s arguments say."""
+    from .. import data
+
+    corruption = options.corruption
+    if corruption is None and options.name in data.available() and data.get(options.name).corrupted:
+        corruption = data.corruptions.NAMES[0]
+    load = data.load_segmentation if data.task_of(options.name) == "segmentation" else data.load
+    return load(options.name, options.split, corruption=corruption, severity=options.severity, root=options.root)

@@ -101,3 +101,22 @@ def test_info_says_how_to_get_what_must_be_requested(tmp_path, capsys):
     shown = capsys.readouterr().out
     assert "https://www.cityscapes-dataset.com" in shown
     assert str(tmp_path / "cityscapes") in shown
+
+
+def test_check_reads_every_file(tmp_path, capsys, refusal):
+    pytest.importorskip("PIL.Image")
+    rng = np.random.default_rng(0)
+    for number in range(20):
+        save(tmp_path / "images" / f"{number}.png", photograph(rng))
+        save(tmp_path / "labels" / f"{number}.png", np.array([[0, 0, 1], [0, 2, 255]], np.uint8).repeat(6, 0))
+    (tmp_path / "classes.toml").write_text('classes = "camvid"')
+    refusal_message = refusal(["data", "check", str(tmp_path)])
+    assert "12 × 3" in refusal_message
+    for number in range(20):
+        save(tmp_path / "labels" / f"{number}.png", np.repeat([0, 0, 1, 255], 60).reshape(12, 20).astype(np.uint8))
+    assert main(["data", "check", str(tmp_path)]) == 0
+    shown = capsys.readouterr().out
+    assert "50.00 %" in shown
+    assert "25.00 %" in shown
+    save(tmp_path / "labels" / "7.png", np.full((12, 20), 99, dtype=np.uint8))
+    assert "7.png" in refusal(["data", "check", str(tmp_path)])
