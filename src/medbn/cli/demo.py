@@ -1,4 +1,4 @@
-"""``medbn demo``: attack a small model on real digits and write a report, in about a minute."""
+"""``medbn demo``: attack a small model on real digits and write a report, or follow changes; in about a minute."""
 
 from __future__ import annotations
 
@@ -18,7 +18,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the command."""
     parser.description = (
         "Poison batches of real handwritten digits while a model adapts to them, with BatchNorm, MedBN and image_median"
-        " in turn,\nand write a report."
+        " in turn,\nand write a report. With 'changes', follow digits that change, while an attacker feigns changes."
+    )
+    parser.add_argument(
+        "what", nargs="?", choices=("attack", "changes"), default="attack", help="which demonstration; default: attack"
     )
     parser.add_argument("--full", action="store_true", help="all fifteen corruptions")
     parser.add_argument("--store", default="medbn-demo.db", metavar="FILE", help="default: medbn-demo.db")
@@ -28,7 +31,13 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Run the recipe ``demo``, write its report, print where that is, and return the exit code."""
+    """Run the recipe ``demo`` and write its report, or run the stream that changes; return the exit code."""
+    if options.what == "changes":
+        from ._arguments import choose_device
+        from ._demo_changes import print_stream
+
+        print_stream(choose_device(options.device), options.quiet)
+        return 0
     from .. import bench
     from ..data import corruptions
     from .report import write
