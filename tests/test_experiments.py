@@ -46,6 +46,8 @@ TRAIN = "medbn train resnet26 --data cifar10 --out "
         ("reproduce.py --jobs 0", "at least 1"),
         ("reproduce.py --gradients exakt", "invalid choice"),
         ("rejected_estimators.py --cifar", TRAIN),
+        ("segmentation_transfer.py", "medbn data info cityscapes"),
+        ("segmentation_transfer.py dawn", "dusk, not dawn"),
         ("shifting_stream.py", TRAIN),
         ("shifting_stream.py --batches 0", "at least 1"),
         ("plain_torch_check.py", TRAIN),

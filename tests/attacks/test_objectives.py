@@ -4,6 +4,7 @@ from dataclasses import dataclass
 import pytest
 import torch
 import torch.nn.functional as F
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 import medbn
 from medbn.attacks import DIA, Indiscriminate, IndiscriminateSegmentation, Targeted, TargetedPixel
@@ -97,6 +98,21 @@ def test_a_drawn_pixel_counts_and_depends_on_the_seed_and_the_labels_alone():
         TargetedPixel(classes=(0, 1)).check(labels, benign)
     TargetedPixel().check(labels, benign)
     assert TargetedPixel().mask(labels)[2, 3]
+
+
+@pytest.mark.parametrize(
+    "objective",
+    [TargetedPixel(classes=(0, 2)), TargetedPixel(0, (1, 2), target_class=1), IndiscriminateSegmentation()],
+    ids=["drawn", "given", "whole"],
+)
+def test_no_step_waits_for_a_gpu(objective):
+    """Fake tensors have no values, so that reading one on the host, which a captured step must not do, raises."""
+    with FakeTensorMode():
+        labels, benign = torch.zeros(2, 4, 5, dtype=torch.long), torch.ones(2, dtype=torch.bool)
+        logits = torch.zeros(2, 3, 4, 5, requires_grad=True)
+        (gradient,) = torch.autograd.grad(objective.value(logits, labels, benign), logits)
+        assert gradient.shape == logits.shape
+        assert objective.harm(logits, labels, benign).shape == ()
 
 
 def test_pixels_are_drawn_evenly():

@@ -17,7 +17,7 @@ from .. import attacks, data, estimators, gradients, methods, models
 from ..data import Dataset, SegmentationDataset
 from .cell import UNCORRUPTED, Cell
 from .place import Place
-from .requirements import is_user_model, weights_path
+from .requirements import is_user_model, takes_size, weights_path
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ def load_cell(cell: Cell, place: Place, batches: int | None) -> LoadedCell:
     weights = weights_path(setting, place.root)
     model, fingerprint = load_model(setting.model, weights, len(stream.classes), stream.shape[0], place.device)
     needs_clean = methods.get(cell.method).needs_source_images and setting.clean is not None
-    clean = _load_clean(setting.clean, place.root, setting.size) if needs_clean else None
+    clean = _load_clean(setting.clean, place.root, _training_size(weights)) if needs_clean else None
     whole = len(stream) // setting.batch_size
     if whole == 0:
         raise ValueError(f"{stream.name} has {len(stream)} images, fewer than one batch of {setting.batch_size}.")
@@ -91,8 +91,16 @@ def load_stream(
 
 @lru_cache(maxsize=2)
 def _load_clean(name: str, root: str | None, size: tuple[int, int] | None) -> Dataset | SegmentationDataset:
-    options = {} if size is None else {"size": size}
+    options = {"size": size} if size is not None and takes_size(name) else {}
     return _loader(name)(name, "train", root=root, **options)
+
+
+def _training_size(weights: str | None) -> tuple[int, int] | None:
+    """Return the height and width that a segmentation model was trained at, as its file of weights says."""
+    if weights is None or not weights.endswith(".safetensors"):
+        return None
+    height, _, width = models.metadata(weights).get("size", "").partition("x")
+    return (int(height), int(width)) if height.isdigit() and width.isdigit() else None
 
 
 def _loader(name: str) -> Callable[..., Dataset | SegmentationDataset]:

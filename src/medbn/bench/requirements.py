@@ -41,15 +41,15 @@ def check_tasks(recipe: Recipe) -> None:
                 f"{setting.data} is a dataset for {task}, and the objective {wrong[0]!r} is not; there are"
                 f" {', '.join(fitting)}."
             )
-        if setting.size is not None and not _takes_size(setting):
+        if setting.size is not None and not takes_size(setting.data):
             raise ValueError(f"the images of {setting.data} cannot be read at another size; leave size out.")
 
 
-def _takes_size(setting: Setting) -> bool:
-    """Return whether the images of a segmentation dataset can be read at any size."""
-    if not setting.dense or setting.corrupted:
+def takes_size(name: str) -> bool:
+    """Return whether a dataset is for segmentation, and its images can be read at any height and width."""
+    if data.task_of(name) != "segmentation":
         return False
-    return _is_folder(setting.data) or "size" in inspect.signature(data.get(setting.data).open).parameters
+    return _is_folder(name) or "size" in inspect.signature(data.get(name).open).parameters
 
 
 def recipe_requirements(recipe: Recipe, root: str | Path | None = None) -> list[str]:

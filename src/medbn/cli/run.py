@@ -16,6 +16,7 @@ from ._arguments import (
     add_import,
     add_root,
     choose_device,
+    image_size,
     natural_int,
     positive_float,
     positive_int,
@@ -60,9 +61,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     corruptions = part.add_argument("--corruptions", nargs="+", metavar="C", help="such as gaussian_noise, fog")
     part.add_argument("--limit", type=positive_int, metavar="N", help="only the first N corruptions")
     part.add_argument("--batches", type=positive_int, metavar="N", help="only N batches of each stream")
-    part.add_argument(
-        "--size", type=positive_int, nargs=2, metavar=("H", "W"), help="height and width of images for segmentation"
-    )
+    part.add_argument("--size", type=image_size, metavar="HEIGHTxWIDTH", help="scale images for segmentation to this")
     part.add_argument(
         "--seed", type=natural_int, nargs="+", metavar="S", help="0 is the order of the file; others shuffle"
     )
@@ -152,7 +151,7 @@ def _narrowed_recipe(name: str, options: argparse.Namespace) -> Recipe:
         batches=options.batches,
         seeds=tuple(options.seed) if options.seed else None,
         weights=options.weights,
-        size=tuple(options.size) if options.size else None,
+        size=options.size,
     )
     if not options.clean:
         return recipe
