@@ -61,9 +61,22 @@ def test_errors_name_the_file(generated):
         data.load_segmentation(generated)
     with pytest.raises(FileNotFoundError, match=r"fog\.npy"):
         data.load_segmentation(generated, corruption="fog")
+    labels = np.load(generated / "labels.npy")
+    labels[2, 0, 0] = 13
+    np.save(generated / "labels.npy", labels)
+    with pytest.raises(ValueError, match=r"labels\.npy has the label 13.*0 to 12"):
+        data.load_segmentation(generated, corruption="contrast").read(range(5))
     np.save(generated / "elastic_transform-labels.npy", np.zeros((5, 64, 96), dtype=np.uint8))
     with pytest.raises(ValueError, match=r"elastic_transform-labels\.npy.*25"):
         data.load_segmentation(generated, corruption="elastic_transform")
+
+
+@pytest.mark.parametrize("change", [{"colours": [[1, 2]]}, {"scored": None}, {"colours": 3}])
+def test_a_damaged_manifest_is_named(generated, change):
+    file = generated / "medbn.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), **change}))
+    with pytest.raises(ValueError, match=r"medbn\.json is damaged"):
+        data.load_segmentation(generated, corruption="contrast")
 
 
 def test_generate_on_the_command_line(tmp_path, capsys):

@@ -63,7 +63,7 @@ _registry: Registry[type[Objective]] = Registry("objective")
 def available() -> list[str]:
     """Return the names of all objectives.
 
-    >>> available()
+    >>> available()  # doctest: +NORMALIZE_WHITESPACE
     ['false_alarm', 'hidden_change', 'indiscriminate', 'indiscriminate_segmentation', 'targeted', 'targeted_pixel',
     'wrong_memory']
     """

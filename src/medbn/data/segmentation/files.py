@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
@@ -142,6 +142,9 @@ def list_files(folder: Path, ending: str | tuple[str, ...]) -> list[Path]:
     return sorted(file for file in folder.rglob("*") if file.name.lower().endswith(ending) and file.is_file())
 
 
-def _map(function: Callable[[int], Result], indices: Iterable[int], workers: int) -> list[Result]:
+def _map(function: Callable[[int], Result], indices: Indices, workers: int) -> list[Result]:
+    """Return the function's results for all indices, in order."""
+    if len(indices) == 1:  # as in training, where many threads read one image each
+        return [function(indices[0])]
     with ThreadPoolExecutor(workers, thread_name_prefix="medbn-decode") as pool:
         return list(pool.map(function, indices))

@@ -6,9 +6,11 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from ..arrays import (
     LABELS,
+    MANIFEST,
     map_array,
     map_images,
     moved_labels_file,
@@ -17,8 +19,9 @@ from ..arrays import (
     read_manifest,
     read_rows,
 )
+from ..batching import Indices
 from ..dataset import digest
-from .dataset import SegmentationDataset
+from .dataset import IGNORE, SegmentationDataset
 
 
 def is_generated_segmentation(path: str | Path) -> bool:
@@ -54,17 +57,28 @@ def load_generated_segmentation(
         )
     if file == moved:
         labels = labels[part_of_severity(count, severity)]
-    classes = tuple(manifest["classes"])
+    try:
+        colours = tuple((int(red), int(green), int(blue)) for red, green, blue in manifest["colours"])
+        classes, scored = tuple(manifest["classes"]), tuple(int(index) for index in manifest["scored"])
+    except (KeyError, TypeError, ValueError):
+        raise ValueError(f"{folder / MANIFEST} is damaged. Remove the folder and generate it again.") from None
+
+    def read_labels(indices: Indices) -> Tensor:
+        chosen = read_rows(labels, indices)
+        wrong = chosen[(chosen >= len(classes)) & (chosen != IGNORE)]
+        if len(wrong):
+            raise ValueError(f"{file} has the label {wrong[0]}; expected 0 to {len(classes) - 1}, or {IGNORE}.")
+        return torch.from_numpy(chosen)
 
     return SegmentationDataset(
         f"{name or folder.name}/{corruption}/{severity}",
         "test",
         classes,
-        tuple((red, green, blue) for red, green, blue in manifest["colours"]),
+        colours,
         (images.shape[1], images.shape[2]),
         len(images),
         lambda indices: read_images(images, indices),
-        lambda indices: torch.from_numpy(read_rows(labels, indices)),
+        read_labels,
         lambda: digest(images, labels, "\n".join(classes)),
-        scored=tuple(manifest["scored"]),
+        scored=scored,
     )
