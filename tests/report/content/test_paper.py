@@ -80,3 +80,23 @@ def test_table_four_has_the_success_and_the_mean_iou_beside_the_printed_ones():
     assert without[ours + 1] == 24.24
     assert rows["indiscriminate segmentation", "mean IoU"][ours:] == [None, 21.55]
     assert not any("fifteen" in note for note in table.notes)
+
+
+def test_table_four_is_shown_beside_other_data_with_a_note_that_says_so():
+    cells = [
+        *recipes.get("segmentation-targeted").narrow(data=["scenes"], estimators=["mean"]).cells(),
+        *recipes.get("segmentation-targeted").narrow(data=["camvid"], estimators=["mean"]).cells(),
+    ]
+    matrix = {"pixels": 20, "wrong": 2, "confusion": [[9, 1], [1, 9]]}
+    without = {f"{name}_without": value for name, value in matrix.items() if name != "pixels"}
+    batch = {"images": 3, "benign": 2, "already": 0, "hit": 1, **matrix, **without}
+    stored = [Result(str(n), cell, [batch], {}) for n, cell in enumerate(cells)]
+    scenes = [result for result in stored if result.cell.setting.data == "scenes"]
+    (table,) = paper_parts("segmentation", Results({}, [], scenes))
+    success = next(row for row in table.rows if "targeted pixel" in row)
+    assert success[table.columns.index("BatchNorm, ours")].value == 100
+    assert success[table.columns.index("BatchNorm, paper")] == 69.17
+    assert scenes[0].cell.dataset in table.notes[0]
+    assert "synthia" in table.notes[0]
+    # Results on two other datasets cannot be one number.
+    assert paper_parts("segmentation", Results({}, [], stored)) == []

@@ -17,11 +17,12 @@ def paper_parts(name: str, results: Results) -> list[Part]:
     table = published.get(name)
     heads = ["dataset", "method", *_varying_keys(table)]
     measured = {(result.cell.dataset, result.cell.method) for result in results.cells}
+    elsewhere = _other_data(table, results)
     numbers: dict[tuple[str, ...], dict[str, tuple[Measure | None, float]]] = {}
     for row in table.rows:
-        if (row.dataset, row.method) in measured:
+        if (elsewhere or row.dataset, row.method) in measured:
             labels = tuple(_label(head, row.keys.get(head, "")) for head in heads)
-            numbers.setdefault(labels, {})[row.estimator] = (_ours(row, results), row.value)
+            numbers.setdefault(labels, {})[row.estimator] = (_ours(row, results, elsewhere or row.dataset), row.value)
     if not numbers:
         return []
     columns, estimators = [*heads], list(dict.fromkeys(row.estimator for row in table.rows))
@@ -33,11 +34,37 @@ def paper_parts(name: str, results: Results) -> list[Part]:
     ]
     title = f"{table.where.split(',')[0].capitalize()}: {name}"
     caption = f"{table.where[0].upper()}{table.where[1:]}: {table.caption}"
-    return [Table(title, columns, rows, caption, _notes(table, results), labels=len(heads))]
+    notes = _notes(table, results)
+    if elsewhere:
+        notes = [_describe_other_data(table, results, elsewhere), *table.notes]
+    return [Table(title, columns, rows, caption, notes, labels=len(heads))]
 
 
-def _ours(row: published.Row, results: Results) -> Measure | None:
-    same = results.select(lambda cell: _measures_the_same(cell, row))
+def _other_data(table: published.Table, results: Results) -> str:
+    """Return the dataset of results on segmentation if the paper has another one, else "".
+
+    The paper's target set must be requested from its owners, so that most readers have another: what an attack and a
+    defence change can be compared all the same.
+    """
+    ours = {result.cell.dataset for result in results.cells}
+    theirs = {row.dataset for row in table.rows}
+    dense = results.dense and any(row.metric == "mean IoU" for row in table.rows)
+    return ours.pop() if dense and len(ours) == 1 and not ours & theirs else ""
+
+
+def _describe_other_data(table: published.Table, results: Results, dataset: str) -> str:
+    """Return a note that says how our data, model and attack differ from the paper's."""
+    cell, row = results.cells[0].cell, table.rows[0]
+    steps = sorted({str(result.cell.attack.steps) for result in results.cells if result.cell.attack})
+    attack = f", attacks of {' or '.join(steps)} steps" if steps else ""
+    theirs = (
+        f"{row.dataset}, {row.settings.get('model', '')}, attacks of {table.rows[0].settings.get('steps', '')} steps"
+    )
+    return f"Other data. Ours: {dataset}, {cell.setting.model}{attack}. The paper's: {theirs}."
+
+
+def _ours(row: published.Row, results: Results, dataset: str) -> Measure | None:
+    same = results.select(lambda cell: cell.dataset == dataset and _measures_the_same(cell, row))
     attacked = any(result.cell.attack for result in same.cells)
     return measure_without(same) if row.objective == "none" and attacked else measure_harm(same)
 
@@ -45,7 +72,7 @@ def _ours(row: published.Row, results: Results) -> Measure | None:
 def _measures_the_same(cell: Cell, row: published.Row) -> bool:
     """Return whether a cell measures what a row of the paper prints."""
     settings, attack = row.settings, cell.attack
-    if (cell.dataset, cell.method, cell.estimator) != (row.dataset, row.method, row.estimator):
+    if (cell.method, cell.estimator) != (row.method, row.estimator):
         return False
     if row.corruption is not None and cell.corruption != row.corruption:
         return False
