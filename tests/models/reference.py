@@ -125,10 +125,11 @@ def unet(net, x):
             y = net.bn(f"{name}.{norm}", net.conv(f"{name}.{conv}", y)).clamp(min=0)
         return y
 
-    first = stage("encoder.0", x)
+    size = x.shape[2:]
+    first = stage("encoder.0", net.bn("stem.1", net.conv("stem.0", x, 2)).clamp(min=0))
     second = stage("encoder.1", F.max_pool2d(first, 2))
     y = stage("encoder.2", F.max_pool2d(second, 2))
     for index, beside in enumerate((second, first)):
         y = F.interpolate(y, beside.shape[2:], mode="bilinear", align_corners=False)
         y = stage(f"decoder.{index}", torch.cat([y, beside], 1))
-    return net.conv("classifier", y)
+    return F.interpolate(net.conv("classifier", y), size, mode="bilinear", align_corners=False)

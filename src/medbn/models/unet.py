@@ -17,6 +17,8 @@ from .resnet import initialise
 class UNet(nn.Module):
     """An encoder whose stages each halve the resolution, and a decoder that restores it with the encoder's activations.
 
+    Its first convolution strides, and its logits are interpolated to the size of the images: a quarter of the work.
+
     Args:
         widths: the number of channels of each stage.
         classes: the number of logits per pixel.
@@ -28,7 +30,8 @@ class UNet(nn.Module):
     def __init__(self, widths: Sequence[int], classes: int, channels: int, mean: Constants, std: Constants) -> None:
         super().__init__()
         self.normalise = InputNormalisation(mean, std, channels)
-        inputs = [channels, *widths[:-1]]
+        self.stem = nn.Sequential(*_convolve(channels, widths[0], stride=2))
+        inputs = [widths[0], *widths[:-1]]
         self.encoder = nn.ModuleList(_stage(before, width) for before, width in zip(inputs, widths, strict=True))
         pairs = zip(widths[:0:-1], widths[-2::-1], strict=True)
         self.decoder = nn.ModuleList(_stage(below + beside, beside) for below, beside in pairs)
@@ -37,7 +40,8 @@ class UNet(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the logits ``(B, classes, H, W)`` of images in [0, 1]."""
-        x = self.normalise(x)
+        size = x.shape[2:]
+        x = self.stem(self.normalise(x))
         beside: list[Tensor] = []
         for index, stage in enumerate(self.encoder):
             x = stage(x if index == 0 else F.max_pool2d(x, 2))
@@ -46,19 +50,20 @@ class UNet(nn.Module):
         for stage in self.decoder:
             skip = beside.pop()
             x = stage(torch.cat([resize(x, *skip.shape[2:]), skip], dim=1))
-        logits: Tensor = self.classifier(x)
-        return logits
+        return resize(self.classifier(x), *size)
 
 
 def _stage(inputs: int, width: int) -> nn.Sequential:
     """Return two 3×3 convolutions, each with BatchNorm and ReLU."""
-    layers: list[nn.Module] = []
-    for before in (inputs, width):
-        layers += [nn.Conv2d(before, width, 3, padding=1, bias=False), nn.BatchNorm2d(width), nn.ReLU()]
-    return nn.Sequential(*layers)
+    return nn.Sequential(*_convolve(inputs, width), *_convolve(width, width))
+
+
+def _convolve(inputs: int, width: int, stride: int = 1) -> list[nn.Module]:
+    convolution = nn.Conv2d(inputs, width, 3, stride, padding=1, bias=False)
+    return [convolution, nn.BatchNorm2d(width), nn.ReLU()]
 
 
 @register("unet-small")
-def unet_small(*, classes: int = 11, channels: int = 3, mean: Constants = 0.5, std: Constants = 0.5) -> UNet:
-    """Return a U-Net of four stages, 0.20 million parameters, for scenes of 64 to 96 pixels."""
-    return UNet((8, 24, 48, 64), classes, channels, mean, std)
+def unet_small(*, classes: int = 13, channels: int = 3, mean: Constants = 0.5, std: Constants = 0.5) -> UNet:
+    """Return a U-Net of three stages, 0.20 million parameters, for the dataset ``scenes``."""
+    return UNet((24, 48, 64), classes, channels, mean, std)
