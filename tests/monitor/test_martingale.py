@@ -75,7 +75,7 @@ def test_a_change_is_found_within_ten_batches_early_and_late(late):
     assert martingale.capital < 100
     delay = next(k for k in range(1, 100) if martingale.update(rng.gauss(8, 1)) and martingale.capital >= 1000)
     assert delay <= 10
-    assert abs(martingale.onset - late) <= 2
+    assert abs(martingale.quiet_until - late) <= 2
 
 
 def test_both_sides_find_a_fall_and_one_side_does_not():

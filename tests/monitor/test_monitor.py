@@ -337,6 +337,16 @@ def test_own_signals_are_measured_and_may_raise_alarms():
     assert list(monitor.latest.evidence) == ["brightness"]
 
 
+@pytest.mark.parametrize(("method", "learns"), [("tent", True), ("tebn", False)])
+def test_signals_that_follow_learning_raise_no_alarm_where_the_method_learns(method, learns):
+    adapter, monitor = watched(method)
+    adapter(stream(1)[0])
+    tested = set(monitor.latest.evidence)
+    assert {"source_distance/0.1", "pressure/0.1", "pressure/2.4", "outliers"} <= tested
+    assert ("source_distance/2.4" in tested) == ("entropy" in tested) == (not learns)
+    assert not tested & {"images", "confidence", "parameter_drift", "resets"}
+
+
 def test_copies_and_pickles_of_the_adapter_are_not_watched():
     adapter, monitor = watched("tebn")
     copied, pickled = copy.deepcopy(adapter), pickle.loads(pickle.dumps(adapter))

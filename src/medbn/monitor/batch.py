@@ -41,10 +41,11 @@ class Moments:
         variance: Tensor | None = None
         if not inner or x[0, 0].numel() == 1:
             mean = x.flatten(1).to(dtype)
-        elif with_variance:
-            variance, mean = torch.var_mean(x.to(dtype), dim=inner, correction=0)
         else:
             mean = x.mean(dim=inner, dtype=dtype)
+            if with_variance:  # torch.var_mean takes forty times as long on a CPU
+                squares = torch.linalg.vector_norm(x, dim=inner, dtype=dtype).square() / x[0, 0].numel()
+                variance = (squares - mean.square()).clamp(min=0)
         usable = mean.isfinite().all(dim=1)
         if variance is not None:
             usable &= variance.isfinite().all(dim=1)

@@ -36,6 +36,7 @@ class Martingale:
         reference: values to compare with; nothing is bet on them.
         side: ``"above"`` bets that values become larger, ``"both"`` that they become larger or smaller.
         seed: of the choice between tied values.
+        time: of the end of the reference.
 
     >>> martingale = Martingale(range(50), side="above")
     >>> for _ in range(8):
@@ -44,28 +45,38 @@ class Martingale:
     True
     """
 
-    def __init__(self, reference: Iterable[float] = (), *, side: str = "both", seed: int = 0) -> None:
+    def __init__(self, reference: Iterable[float] = (), *, side: str = "both", seed: int = 0, time: int = 0) -> None:
         if side not in SIDES:
             raise ValueError(f"side is 'above' or 'both', got {side!r}.")
         self.values = array("d", sorted(v for v in reference if math.isfinite(v)))
         self.random = random.Random(seed)
         self.bets = 0
         """How many values were bet on."""
-        self.onset = 0
-        """How many of them came before the change, if there is one: until then the evidence had vanished again."""
-        self._since_onset = 0.0  # the logarithm of the product of bets since the onset
+        self._time = time
         mirrors = (False,) if side == "above" else (False, True)
         self._bets = [(tail, mirrored) for tail in TAILS for mirrored in mirrors]
         self._logs = [-math.inf] * len(self._bets)
         """The logarithm of the capital that each bet has."""
+        self._gains = [0.0] * len(self._bets)
+        """The logarithm of the product of each bet's last factors, from where that has not been below 1 since."""
+        self._quiet = [time] * len(self._bets)
+        """When each of these products began."""
 
-    def observe(self, value: float) -> None:
+    def observe(self, value: float, time: int | None = None) -> None:
         """Add a value to those that later ones are compared with, without betting."""
+        self._time = self._time + 1 if time is None else time
+        self._quiet = [self._time] * len(self._bets)
         if math.isfinite(value):
             insort(self.values, value)
 
-    def update(self, value: float) -> float | None:
-        """Bet on a value and return its p-value, which is small for a large value; None if it is not finite."""
+    def update(self, value: float, time: int | None = None) -> float | None:
+        """Bet on a value and return its p-value, which is small for a large value; None if it is not finite.
+
+        Args:
+            value: the value.
+            time: when it was observed; by default one later than the last value.
+        """
+        self._time = self._time + 1 if time is None else time
         if not math.isfinite(value):
             return None
         low, high = bisect_left(self.values, value), bisect_right(self.values, value)
@@ -77,16 +88,19 @@ class Martingale:
 
     def _bet(self, p: float) -> None:
         begins = math.log((_waiting(self.bets) - _waiting(self.bets + 1)) / len(self._bets))
-        gains = []
         for i, (tail, mirrored) in enumerate(self._bets):
             won = (1.0 - p if mirrored else p) <= tail
             gain = math.log((1.0 - KEPT) / tail + KEPT if won else KEPT)
             self._logs[i] = _log_sum((self._logs[i], begins)) + gain
-            gains.append(gain)
+            self._gains[i] += gain
+            if self._gains[i] <= 0.0:
+                self._gains[i], self._quiet[i] = 0.0, self._time
         self.bets += 1
-        self._since_onset += _log_sum(gains) - math.log(len(gains))
-        if self._since_onset <= 0.0:
-            self._since_onset, self.onset = 0.0, self.bets
+
+    @property
+    def quiet_until(self) -> int:
+        """The time until which the bet that has most of the capital had won nothing: a change began later."""
+        return self._quiet[max(range(len(self._logs)), key=self._logs.__getitem__)]
 
     @property
     def log_capital(self) -> float:

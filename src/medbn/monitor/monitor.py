@@ -54,8 +54,8 @@ class Monitor:
         alpha: the probability of any false alarm in a stream without a change, however long it is.
         reference: how many batches at the start are the reference, or records of a stream without attack, such as
             ``monitor.records`` or ``medbn.monitor.read("stream.jsonl")``.
-        alarms: shell patterns of the signals that may raise an alarm, such as ``"pressure/*"``; by default those that
-            are registered with a side. An empty list for none.
+        alarms: shell patterns of the signals that may raise an alarm, such as ``"pressure/*"``; an empty list for none.
+            By default those that are registered with a side, but those that move as the method learns.
         on_alarm: what to do: ``"pause"`` (serve without adapting), ``"rollback"`` (return to the last good snapshot), a
             function of the Alarm, or a list of these.
         bounds: the range that images should be in; None not to look.
@@ -111,7 +111,7 @@ class Monitor:
         """How many batches were served since the monitor was attached."""
         self.rollbacks_left = rollbacks
         self._actions = _check_actions(on_alarm)
-        self._watch = Watch(alpha, reference, alarms, seed)
+        self._watch = Watch(alpha, reference, alarms, seed, learns=bool(adapter.learned))
         self._snapshots = Snapshots(adapter, snapshot_every, snapshots) if "rollback" in self._actions else None
         self._declared: float | None = None
         self._changed = -1

@@ -23,14 +23,20 @@ class Watch:
         reference: how many batches at the start are the reference, or records of a reference stream.
         patterns: shell patterns of the signals to test; None for those that are registered with a side.
         seed: of the choice between tied values.
+        learns: whether the method learns, which moves some signals without any change of the images.
     """
 
     def __init__(
-        self, alpha: float, reference: int | Sequence[Record], patterns: Iterable[str] | None, seed: int
+        self,
+        alpha: float,
+        reference: int | Sequence[Record],
+        patterns: Iterable[str] | None = None,
+        seed: int = 0,
+        learns: bool = False,
     ) -> None:
         if not 0 < alpha < 1:
             raise ValueError(f"alpha is a probability between 0 and 1, got {alpha!r}.")
-        self.alpha, self.seed = alpha, seed
+        self.alpha, self.seed, self.learns = alpha, seed, learns
         self.patterns = None if patterns is None else ([patterns] if isinstance(patterns, str) else list(patterns))
         self.sides: dict[str, str] = {}
         """The signals that are tested, each with the change that is looked for; known from the first batch on."""
@@ -39,7 +45,6 @@ class Watch:
         self.divides_alpha = False
         """Whether there may be any number of references, which then share α as α / (n · (n + 1))."""
         self._tests: dict[str, Martingale] = {}
-        self._quiet: dict[str, int] = {}
         self._raised: set[str] = set()
         self._seeds = 0
         self._batch = 0
@@ -57,7 +62,7 @@ class Watch:
             self.length = len(values)
             if self.length < 2:
                 raise ValueError(f"the reference has {self.length} records; at least 2 are needed, and 50 are good.")
-            self.sides = self._choose({name for one in values for name in one})
+            self.sides = self._choose(dict.fromkeys(name for one in values for name in one))
         self.periods = 1
         self._values = list(values)
         self.rearm()
@@ -75,8 +80,8 @@ class Watch:
         for name, side in self.sides.items():
             self._seeds += 1
             reference = (values.get(name, math.nan) for values in self._values)
-            self._tests[name] = Martingale(reference, side=side, seed=hash((self.seed, self._seeds)))
-        self._quiet = dict.fromkeys(self.sides, self._batch)
+            seed = hash((self.seed, self._seeds))
+            self._tests[name] = Martingale(reference, side=side, seed=seed, time=self._batch)
 
     @property
     def collecting(self) -> bool:
@@ -98,14 +103,11 @@ class Watch:
         if self.collecting:
             self._values.append(dict(values))
             for name, test in self._tests.items():
-                test.observe(values.get(name, math.nan))
-                self._quiet[name] = batch
+                test.observe(values.get(name, math.nan), batch)
             return []
         raised = []
         for name, test in self._tests.items():
-            test.update(values.get(name, math.nan))
-            if test.onset == test.bets:
-                self._quiet[name] = batch
+            test.update(values.get(name, math.nan), batch)
             if name not in self._raised and self._log10(test) >= self.threshold:
                 self._raised.add(name)
                 raised.append(name)
@@ -117,7 +119,7 @@ class Watch:
 
     def quiet_until(self, name: str) -> int:
         """Return the last batch at which there was no evidence of a change of a signal."""
-        return self._quiet[name]
+        return self._tests[name].quiet_until
 
     @staticmethod
     def _log10(test: Martingale) -> float:
@@ -126,12 +128,16 @@ class Watch:
     def _choose(self, names: Iterable[str]) -> dict[str, str]:
         """Return the signals to test among those of a batch, each with its side."""
         sides: dict[str, str] = {}
-        names = list(names)
-        for name in sorted(names):
-            kind = name.partition("/")[0]
-            side = signals.get(kind).side if kind in signals.available() else None
+        names, kinds = list(names), set()
+        for name in names:
+            kind, _, layer = name.partition("/")
+            signal = signals.get(kind) if kind in signals.available() else None
+            side = None if signal is None else signal.side
+            first = bool(layer) and kind not in kinds  # the first layer, which no learned parameter precedes
+            kinds.add(kind)
             if self.patterns is None:
-                if side is not None:
+                follows = signal is not None and signal.follows_learning and self.learns
+                if side is not None and (first or not follows):
                     sides[name] = side
             elif any(fnmatchcase(name, pattern) for pattern in self.patterns):
                 sides[name] = side or "both"
