@@ -49,6 +49,35 @@ def test_a_figure_is_written_in_each_format(folder, arguments, file, start):
     assert (folder / file).read_bytes().startswith(start)
 
 
+def test_numbers_are_drawn_again_in_both_themes_without_measuring(folder, monkeypatch):
+    pytest.importorskip("matplotlib")
+    pytest.importorskip("sklearn")
+    assert cli.main(["figure", "shift", *QUICK, "--json", "numbers/"]) == 0
+    monkeypatch.setattr(analysis, "measure", None)
+    arguments = ["figure", "shift", "--from", "numbers/shift.json", "--out", "pictures/", "--theme", "light", "dark"]
+    assert cli.main(arguments) == 0
+    assert sorted(path.name for path in (folder / "pictures").iterdir()) == ["shift-dark.svg", "shift.svg"]
+
+
+def test_numbers_of_another_figure_are_refused(folder, refusal):
+    (folder / "a.json").write_text('{"figure": "tsne", "settings": {}, "rows": []}', encoding="utf-8")
+    assert "'tsne'" in refusal(["figure", "shift", "--from", "a.json"])
+    (folder / "b.json").write_text("[1, 2", encoding="utf-8")
+    assert "b.json" in refusal(["figure", "shift", "--from", "b.json"])
+    assert "c.json" in refusal(["figure", "shift", "--from", "c.json"])
+
+
+def test_all_figures_are_on_one_sheet(folder, monkeypatch):
+    pytest.importorskip("matplotlib")
+    pytest.importorskip("sklearn")
+    monkeypatch.setattr(analysis, "available", lambda: ["illustration", "shift"])
+    assert cli.main(["figure", "all", *QUICK, "--out", "sheet.svg"]) == 0
+    assert [path.name for path in folder.glob("*.svg")] == ["sheet.svg"]
+    assert cli.main(["figure", "all", *QUICK, "--out", "folder/", "--csv", "folder/"]) == 0
+    names = ["all.svg", "illustration.csv", "illustration.svg", "shift.csv", "shift.svg"]
+    assert sorted(path.name for path in (folder / "folder").iterdir()) == names
+
+
 def test_the_same_numbers_give_the_same_file(folder):
     """SVG files have no date and no random names."""
     pytest.importorskip("matplotlib")

@@ -5,21 +5,22 @@ from __future__ import annotations
 import argparse
 import shlex
 import sys
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from .._files import replace_atomically
 from ._arguments import add_device, add_import, add_root, choose_device, natural_int, positive_float, positive_int
 from ._completion import complete, corruption_names, dataset_names, estimator_names, figure_names, model_names
-from ._terminal import check_destination, format_table, show_progress
+from ._figure_files import FigureFiles, locate
+from ._terminal import Progress, format_table, show_progress
 
 if TYPE_CHECKING:
-    from ..analysis import Experiment, Numbers, Settings
+    from ..analysis import Numbers, Settings
 
 SUMMARY = "draw the paper's figures, or write their numbers"
-LISTING = "list"
+LISTING, ALL = "list", "all"
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -34,18 +35,23 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "  medbn figure shift\n"
         "  medbn figure tsne --data cifar10-c --weights resnet26.safetensors --layers all --format pdf\n"
         "  medbn figure all --out figures.png --theme dark\n"
-        "  medbn figure shift --csv shift.csv --json shift.json      numbers alone; needs no matplotlib"
+        "  medbn figure all --out pictures/ --json numbers/ --theme light dark\n"
+        "  medbn figure shift --csv shift.csv --json shift.json      numbers alone; needs no matplotlib\n"
+        "  medbn figure shift --from shift.json --format pdf         draws them"
     )
     name = parser.add_argument("name", metavar="NAME", help="a figure of `medbn figure list`, or all")
     complete(name, figure_names)
 
     out = parser.add_argument_group("output")
-    out.add_argument("--out", type=Path, metavar="FILE", help="default: NAME.svg, or the suffix of --format")
+    out.add_argument("--out", metavar="PATH", help="file or folder/ (default: NAME.svg, or the suffix of --format)")
     out.add_argument("--format", metavar="F", help="svg, pdf or png (default: from --out, else svg)")
-    out.add_argument("--theme", default="light", metavar="T", help="light (default) or dark")
+    out.add_argument(
+        "--theme", nargs="+", default=["light"], metavar="T", help="light (default), dark, or both: NAME-dark.svg too"
+    )
     out.add_argument("--no-caption", action="store_true", help="leave the caption below the figure out")
-    out.add_argument("--json", type=Path, metavar="FILE", help="write the numbers; without --out nothing is drawn")
-    out.add_argument("--csv", type=Path, metavar="FILE", help="the same as a table")
+    out.add_argument("--json", metavar="PATH", help="write the numbers; without --out nothing is drawn")
+    out.add_argument("--csv", metavar="PATH", help="the same as a table")
+    out.add_argument("--from", dest="source", metavar="PATH", help="draw the numbers of --json and measure nothing")
     out.add_argument("--quiet", action="store_true", help="show no progress")
 
     what = parser.add_argument_group("what is measured")
@@ -95,30 +101,65 @@ def fraction(text: str) -> float:
 def run(options: argparse.Namespace) -> None:
     """Measure, store and draw one figure or all."""
     from .. import analysis
-    from ..bench import Place, Store, import_modules
+    from ..bench import import_modules
 
     import_modules(options.imports)
     if options.name == LISTING:
         print_figures()
         return
-    names = analysis.available() if options.name == "all" else [options.name]
+    names = analysis.available() if options.name == ALL else [options.name]
     for name in names:
         analysis.get(name)
+    output = FigureFiles.of(options)
+    output.check(names)
+    if options.source:
+        for name in names:
+            path = locate(options.source, name, "json")
+            output.write(read_numbers(path, name))
+    else:
+        for numbers in measured(options, names):
+            output.write(numbers)
+    if options.name == ALL:
+        output.write_contact_sheet()
+
+
+def measured(options: argparse.Namespace, names: list[str]) -> Iterator[Numbers]:
+    """Yield the numbers of one figure after another, which are stored as soon as they are measured."""
+    from .. import analysis
+    from ..bench import Place, Store
+
     settings = read_settings(options)
-    form = options.format or (options.out.suffix[1:] if options.out else "svg")
-    picture = options.out or (None if options.json or options.csv else Path(f"{options.name}.{form}"))
-    check(options, picture, form)
     command = shlex.join(["medbn", *sys.argv[1:]])
     place = Place(options.root, choose_device(options.device), options.threads)
-    with Store(options.store) as store, show_progress(options.name, quiet=options.quiet) as progress:
-        experiment = analysis.Experiment(
-            settings, place, store, command, lambda what, n, of: progress.update(n, of, what)
-        )
-        measured = []
+    check_data(settings, names, options.root)
+    with Store(options.store) as store:
         for name in names:
-            check_data(experiment, name)
-            measured.append(analysis.measure(name, experiment))
-    write(measured, options, picture, form)
+            with show_progress(name, quiet=options.quiet) as progress:
+                experiment = analysis.Experiment(settings, place, store, command, _shown_by(progress))
+                numbers = analysis.measure(name, experiment)
+            yield numbers
+
+
+def _shown_by(progress: Progress) -> Callable[[str, int, int], None]:
+    def on_step(what: str, done: int, steps: int) -> None:
+        progress.update(done, steps, what)
+
+    return on_step
+
+
+def read_numbers(path: Path, name: str) -> Numbers:
+    """Return the numbers of a figure from a file of ``--json``."""
+    from .. import analysis
+
+    try:
+        numbers = analysis.Numbers.from_json(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ValueError(f"cannot read {path}: {error.strerror}.") from None
+    except (TypeError, ValueError):
+        raise ValueError(f"{path} has no numbers that `medbn figure --json` wrote.") from None
+    if numbers.figure != name:
+        raise ValueError(f"{path} has the numbers of the figure {numbers.figure!r}, not of {name!r}.")
+    return numbers
 
 
 def print_figures() -> None:
@@ -166,48 +207,12 @@ def read_settings(options: argparse.Namespace) -> Settings:
     )
 
 
-def check(options: argparse.Namespace, picture: Path | None, form: str) -> None:
-    """Raise an error now, and not after measuring, if something cannot be written or drawn."""
-    from .. import analysis
-
-    if (options.json or options.csv) and options.name == "all":
-        raise ValueError("--json and --csv write the numbers of one figure; name it instead of all.")
-    for path in (picture, options.json, options.csv):
-        if path is not None:
-            check_destination(path)
-    if picture is not None:
-        analysis.check_format(form, options.theme)
-        analysis.check_drawing()
-
-
-def check_data(experiment: Experiment, name: str) -> None:
-    """Raise an error that says which data or weights a figure needs and how to get them."""
+def check_data(settings: Settings, names: list[str], root: str | None) -> None:
+    """Raise an error that says which data or weights figures need and how to get them."""
     from .. import analysis
     from ..bench import MissingError, missing_requirements
 
-    setting = experiment.settings.setting
-    missing = missing_requirements(setting, ["tebn"], experiment.place.root) if analysis.get(name).on_data else []
+    shown = [name for name in names if analysis.get(name).on_data]
+    missing = missing_requirements(settings.setting, ["tebn"], root) if shown else []
     if missing:
-        raise MissingError(f"figure {name!r} needs: {'; '.join(missing)}.")
-
-
-def write(measured: list[Numbers], options: argparse.Namespace, picture: Path | None, form: str) -> None:
-    """Write the files and print their paths."""
-    from .. import analysis
-
-    files: dict[Path, bytes] = {}
-    if options.json:
-        files[options.json] = measured[0].to_json().encode()
-    if options.csv:
-        files[options.csv] = measured[0].to_csv().encode()
-    if picture and options.name == "all":
-        files[picture] = analysis.contact_sheet(measured, form, options.theme)
-    elif picture:
-        files[picture] = analysis.render(measured[0], form, options.theme, caption=not options.no_caption)
-    for path, content in files.items():
-        try:
-            with replace_atomically(path) as partial:
-                partial.write_bytes(content)
-        except OSError as error:
-            raise ValueError(f"cannot write {path}: {error.strerror}.") from None
-        print(path)
+        raise MissingError(f"figure {shown[0]!r} needs: {'; '.join(missing)}.")

@@ -1,0 +1,63 @@
+"""A figure of the user's own is listed, measured, kept in a store and drawn, with nothing edited."""
+
+from __future__ import annotations
+
+import pytest
+
+from medbn import analysis, cli
+from medbn.bench import Store
+
+
+@pytest.fixture
+def own():
+    """A registered figure, and how often it was measured."""
+    measured = []
+
+    def measure(experiment):
+        measured.append(experiment)
+        return analysis.Numbers("own", experiment.settings.describe(), [{"x": 1, "y": 2.0}])
+
+    analysis.register(
+        "own",
+        analysis.Figure(
+            title="a line of one's own",
+            paper="ours",
+            measure=measure,
+            draw=lambda numbers, canvas, theme: canvas.subplots().plot([row["y"] for row in numbers.rows]),
+            caption=analysis.describe,
+            size=lambda numbers: (3.0, 2.0),
+        ),
+    )
+    yield measured
+    analysis.unregister("own")
+
+
+def test_an_own_figure_is_listed_and_measured_once(own, settings, tmp_path, capsys):
+    assert cli.main(["figure", "list"]) == 0
+    assert "a line of one's own" in capsys.readouterr().out
+    with Store(tmp_path / "s.db") as store:
+        first = analysis.measure("own", analysis.Experiment(settings, store=store))
+        assert analysis.measure("own", analysis.Experiment(settings, store=store)) == first
+        assert len(own) == 1
+
+
+@pytest.mark.parametrize("form", analysis.FORMATS)
+def test_an_own_figure_is_drawn(own, settings, form):
+    pytest.importorskip("matplotlib")
+    pytest.importorskip("sklearn")
+    numbers = analysis.measure("own", analysis.Experiment(settings))
+    with_caption, without = (analysis.render(numbers, form, caption=caption) for caption in (True, False))
+    assert len(with_caption) > len(without) > 500
+
+
+def test_captions_say_data_sizes_model_and_attack(settings):
+    numbers = analysis.Numbers("own", settings_described := analysis.Experiment(settings).settings.describe(), [])
+    caption = analysis.describe(numbers)
+    for value in ("data", "model", "batch_size", "malicious", "steps", "objective", "method"):
+        assert str(settings_described[value]) in caption
+    assert "ε = 1 and 8/255" in caption
+
+
+def test_every_figure_says_what_it_shows():
+    numbers = {analysis.get(name).paper for name in analysis.available()}
+    assert {"1", "4, 8, 9", "5, 6, 7", "10"} <= numbers
