@@ -105,6 +105,7 @@ def test_rows_summarise_the_points(numbers):
         points = numbers.details[row["objective"]]
         assert (row["benign"], row["malicious"]) == (32, 8)
         assert row["different"] == 1  # all start from the same grey image
+        assert (row["alike_low"], row["alike_high"]) == (0, 1)  # and one image says nothing about others
         for group in ("benign", "malicious"):
             for quantity in ("entropy", "norm"):
                 values = points[group][quantity]

@@ -76,20 +76,21 @@ def precede(first: Tensor, second: Tensor) -> float:
 def null_interval(first: int, second: int) -> tuple[float, float]:
     """Return where ``precede`` lies with 95 % probability if two groups of these sizes are alike.
 
-    The normal approximation of the rank-sum test: variance (n + m + 1) / (12 n m).
+    The normal approximation of the rank-sum test, within 0 and 1: variance (n + m + 1) / (12 n m).
 
     >>> [round(limit, 3) for limit in null_interval(40, 160)]
     [0.4, 0.6]
     """
     half = Z * math.sqrt((first + second + 1) / (12 * first * second))
-    return 0.5 - half, 0.5 + half
+    return max(0.0, 0.5 - half), min(1.0, 0.5 + half)
 
 
 def measure(experiment: Experiment) -> Numbers:
     """Return, for each objective, the medians of both quantities and how often malicious images have the lower one.
 
     ``different`` counts the malicious images that differ from each other: an attack that starts all of them from the
-    same grey image follows the same gradient for all, so they stay the same image.
+    same grey image follows the same gradient for all, so they stay the same image. ``alike_low`` and ``alike_high``
+    are where the ``_lower`` columns would lie if malicious images were like benign ones, given that many images.
     """
     settings, rows, points = experiment.settings, [], {}
     benign = experiment.benign.cpu()
@@ -109,6 +110,7 @@ def measure(experiment: Experiment) -> Numbers:
             group: {name: both[name][mask].tolist() for name in QUANTITIES} for group, mask in masks.items()
         }
         rows.append({**_summarise(objective, both, masks), "different": different})
+        rows[-1]["alike_low"], rows[-1]["alike_high"] = null_interval(different, rows[-1]["benign"])
     return Numbers("entropy-gradient", describe_objectives(settings), rows, points)
 
 
@@ -130,7 +132,6 @@ def _summarise(objective: str, values: dict[str, Tensor], masks: dict[str, Tenso
         for group, mask in masks.items():
             row[f"{name}_{group}"] = one[mask].median().item()
         row[f"{name}_lower"] = precede(one[masks["malicious"]], one[masks["benign"]])
-    row["alike_low"], row["alike_high"] = null_interval(row["malicious"], row["benign"])
     return row
 
 
@@ -198,7 +199,7 @@ def caption(numbers: Numbers) -> str:
     first = numbers.rows[0]
     lower = ", ".join(f"{row['entropy_lower']:.0%} ({row['objective']})" for row in numbers.rows)
     alike = all(row["different"] <= numbers.settings["batches"] for row in numbers.rows)
-    same = " (one image, repeated: all start grey and follow the same gradient)" if alike else ""
+    same = " (one image per batch, repeated: all start grey and follow the same gradient)" if alike else ""
     return (
         "Entropy of each image's prediction against the norm of that entropy's gradient with respect to the affine"
         " parameters, through the statistics of the batch; densities of both groups along the edges."

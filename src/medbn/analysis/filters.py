@@ -168,7 +168,7 @@ def caption(numbers: Numbers) -> str:
     shares = [row["share"] for row in numbers.rows if row["share"] is not None]
     least = f" Smallest share: {min(shares):.0%}." if shares else ""
     return (
-        "Share of malicious images among those that a filter lets pass."
+        "Share of malicious images among those that a filter lets pass, for each corruption."
         f" Filters judge the predictions of {estimator_label(settings['estimators'][0])}; redundancy compares them with"
         f" the average prediction of one clean batch.{least} {describe(numbers)}"
     )
