@@ -16,8 +16,8 @@ from .image_folder import load_image_folder
 from .registry import DatasetInfo, find_root, get
 from .segmentation import (
     SegmentationDataset,
+    find_opener,
     is_generated_segmentation,
-    is_segmentation_folder,
     load_generated_segmentation,
     load_segmentation_folder,
 )
@@ -86,8 +86,8 @@ def load_segmentation(
 
     Args:
         name: a dataset of ``available()`` whose task is "segmentation"; or a path (any name with a slash) to a folder
-            with ``images/`` and ``labels/``, see ``load_segmentation_folder``, or to one that ``medbn data generate``
-            wrote.
+            with ``images/`` and ``labels/``, see ``load_segmentation_folder``, to Cityscapes, SYNTHIA or CamVid in
+            their published layouts, or to a folder that ``medbn data generate`` wrote.
         split: "train", "val" or "test". Where the labels of the test part are not public (Cityscapes), "test" opens
             the validation part; where there is none, "val" opens the test part.
         corruption: corrupts the images as they are read; a corruption that moves pixels moves their labels too.
@@ -107,7 +107,8 @@ def load_segmentation(
         if is_generated_segmentation(name):
             _check_test_split(name, split)
             return load_generated_segmentation(name, corruption or "", severity, **options)
-        dataset = load_segmentation_folder(name, split, **options)
+        # The reader of the simplest layout says what is wrong with a folder in none of them.
+        dataset = (find_opener(name) or load_segmentation_folder)(Path(name), split, **options)
     else:
         info = _find(str(name), "segmentation")
         dataset = _open(info, split, corruption, severity, root, options)
@@ -121,7 +122,7 @@ def load_segmentation(
 def task_of(name: str | Path) -> str:
     """Return what the labels of a dataset, by its name or path, are for: "classification" or "segmentation"."""
     if _is_path(name):
-        segmentation = is_segmentation_folder(name) or is_generated_segmentation(name)
+        segmentation = find_opener(name) is not None or is_generated_segmentation(name)
         return "segmentation" if segmentation else "classification"
     return get(str(name)).task
 

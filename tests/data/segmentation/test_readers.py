@@ -62,6 +62,17 @@ def test_the_validation_part_of_cityscapes_is_its_test_split(cityscapes):
     assert splits["test"].split == "val"
 
 
+def test_a_path_to_a_published_layout_is_recognised(cityscapes, tmp_path):
+    root, _ = cityscapes
+    named = data.load_segmentation("cityscapes", root=root)
+    assert data.task_of(root / "cityscapes") == "segmentation"
+    assert data.load_segmentation(root / "cityscapes").fingerprint == named.fingerprint
+    with pytest.raises(ValueError, match="load_segmentation"):
+        data.load(root / "cityscapes")
+    with pytest.raises(FileNotFoundError, match="none"):
+        data.load_segmentation(tmp_path / "none")
+
+
 def test_the_fingerprint_is_that_of_files_and_size(cityscapes):
     root, written = cityscapes
     before = data.load_segmentation("cityscapes", root=root).fingerprint

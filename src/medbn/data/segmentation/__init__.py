@@ -3,7 +3,7 @@
 from . import camvid, cityscapes, scenes, synthia
 from .class_table import ClassTable
 from .dataset import IGNORE, SegmentationDataset, segmentation_from_tensors
-from .folder import is_segmentation_folder, load_segmentation_folder
+from .folder import find_opener, load_segmentation_folder
 from .generated import is_generated_segmentation, load_generated_segmentation
 from .random_crop import random_crop
 
@@ -13,8 +13,8 @@ __all__ = [
     "SegmentationDataset",
     "camvid",
     "cityscapes",
+    "find_opener",
     "is_generated_segmentation",
-    "is_segmentation_folder",
     "load_generated_segmentation",
     "load_segmentation_folder",
     "random_crop",

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Container
+from collections.abc import Callable, Container
 from pathlib import Path
 
 from ..._errors import unknown_name
 from ..dataset import read_text
 from ..image_folder import SUFFIXES
-from . import camvid, cityscapes
+from . import camvid, cityscapes, synthia
 from .class_table import ClassTable, read_class_table
 from .dataset import SegmentationDataset
 from .files import Pair, list_files, match_files, open_pairs
@@ -24,9 +24,18 @@ TABLE_FILE = "classes.toml"
 _LISTS = {"train": ("train.txt",), "val": ("val.txt", "valid.txt"), "test": ("test.txt",)}
 
 
-def is_segmentation_folder(path: str | Path) -> bool:
-    """Return whether a folder has ``images/`` and ``labels/``."""
-    return (Path(path) / "images").is_dir() and (Path(path) / "labels").is_dir()
+def find_opener(path: str | Path) -> Callable[..., SegmentationDataset] | None:
+    """Return the function that opens a folder in the layout of a segmentation dataset; None for another folder."""
+    folder = Path(path)
+    if (folder / "images").is_dir() and (folder / "labels").is_dir():
+        return load_segmentation_folder
+    if (folder / "leftImg8bit").is_dir() and (folder / "gtFine").is_dir():
+        return cityscapes.open_cityscapes
+    if (folder / "RGB").is_dir() and (folder / "GT" / "LABELS").is_dir():
+        return synthia.open_synthia
+    if (folder / "CamVid_RGB").is_dir() and (folder / "camvid_test.txt").is_file():
+        return camvid.open_camvid
+    return None
 
 
 def load_segmentation_folder(
@@ -62,6 +71,12 @@ def load_segmentation_folder(
         name: what reports call the dataset; by default the folder's name.
     """
     folder = Path(path)
+    for part in ("images", "labels"):
+        if not (folder / part).is_dir():
+            raise FileNotFoundError(
+                f"no folder {folder / part}: expected {folder.name or folder}/ with images/, labels/ and {TABLE_FILE}, or"
+                " in the layout of Cityscapes, SYNTHIA or CamVid."
+            )
     table = classes if isinstance(classes, ClassTable) else _find_table(folder, classes)
     pairs = match_files(_by_stem(folder, "images"), _by_stem(folder, "labels"))
     return open_pairs(
