@@ -74,8 +74,8 @@ def load_segmentation_folder(
     for part in ("images", "labels"):
         if not (folder / part).is_dir():
             raise FileNotFoundError(
-                f"no folder {folder / part}: expected {folder.name or folder}/ with images/, labels/ and {TABLE_FILE}, or"
-                " in the layout of Cityscapes, SYNTHIA or CamVid."
+                f"no folder {folder / part}: expected images/, labels/ and {TABLE_FILE}, or the layout of Cityscapes,"
+                " SYNTHIA or CamVid."
             )
     table = classes if isinstance(classes, ClassTable) else _find_table(folder, classes)
     pairs = match_files(_by_stem(folder, "images"), _by_stem(folder, "labels"))
