@@ -362,6 +362,10 @@ def test_a_folder_of_pairs_runs(tmp_path, scenes):
     assert bench.run(recipe, tmp_path / "x.db")
     results, _ = read(tmp_path / "x.db")
     assert [batch["pixels_clean"] for batch in results.batches] == [3 * 32 * 48] * 2
+    scored = results.cells[0].facts["scored"]
+    assert set(scored) <= {int(label) for number in range(6) for label in stream[number][1].unique()}
+    assert len(scored) < 13
+    assert {batch["target"] for batch in results.batches} <= set(scored)
     missing = scenes.narrow(data=[str(tmp_path / "none")])
     with pytest.raises(bench.MissingError, match=str(tmp_path / "none")):
         bench.run(missing, tmp_path / "y.db")

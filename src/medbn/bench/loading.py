@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from .. import attacks, data, estimators, gradients, methods, models
+from ..confusion import IGNORE
 from ..data import Dataset, SegmentationDataset
 from .cell import UNCORRUPTED, Cell
 from .place import Place
@@ -34,11 +35,8 @@ class LoadedCell:
     """Clean training images, for a method that needs them."""
     batches: int
     """How many batches are run."""
-
-    @property
-    def scored(self) -> tuple[int, ...]:
-        """The classes that the labels of a segmentation dataset may have; none for classification."""
-        return self.dataset.scored if isinstance(self.dataset, SegmentationDataset) else ()
+    scored: tuple[int, ...] = ()
+    """The classes that occur in the labels of a segmentation dataset; none for classification."""
 
 
 def load_cell(cell: Cell, place: Place, batches: int | None) -> LoadedCell:
@@ -55,7 +53,11 @@ def load_cell(cell: Cell, place: Place, batches: int | None) -> LoadedCell:
     if whole == 0:
         raise ValueError(f"{stream.name} has {len(stream)} images, fewer than one batch of {setting.batch_size}.")
     key = cell.key(stream.fingerprint, fingerprint, clean.fingerprint if clean else "", user_code(cell))
-    return LoadedCell(cell, key, stream, model, fingerprint, clean, min(batches or whole, whole))
+    scored: tuple[int, ...] = ()
+    if isinstance(stream, SegmentationDataset):
+        # A named dataset says which classes it has. A folder may have a few of those of the table that it uses.
+        scored = stream.scored if setting.data in data.available() else find_scored(stream)
+    return LoadedCell(cell, key, stream, model, fingerprint, clean, min(batches or whole, whole), scored)
 
 
 @lru_cache(maxsize=3)
@@ -87,6 +89,16 @@ def load_stream(
     options = {} if size is None else {"size": size}
     images = load(name, corruption=chosen, severity=severity, frost=frost, root=root, **options)
     return images.shuffle(zlib.crc32(f"{seed} {corruption}".encode())) if seed else images
+
+
+@lru_cache(maxsize=16)
+def find_scored(dataset: SegmentationDataset) -> tuple[int, ...]:
+    """Return the classes that occur in the labels, all of which are read once."""
+    pixels = torch.zeros(IGNORE + 1, dtype=torch.int64)
+    for start in range(0, len(dataset), 16):
+        labels = dataset.read_labels(range(start, min(start + 16, len(dataset))))
+        pixels += torch.bincount(labels.flatten().long(), minlength=IGNORE + 1)
+    return tuple(pixels[:IGNORE].nonzero().flatten().tolist()) or dataset.scored
 
 
 @lru_cache(maxsize=2)
