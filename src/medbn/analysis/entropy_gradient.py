@@ -198,14 +198,15 @@ def caption(numbers: Numbers) -> str:
     """Return the caption."""
     first = numbers.rows[0]
     lower = ", ".join(f"{row['entropy_lower']:.0%} ({row['objective']})" for row in numbers.rows)
-    alike = all(row["different"] <= numbers.settings["batches"] for row in numbers.rows)
-    same = " (one image per batch, repeated: all start grey and follow the same gradient)" if alike else ""
+    if all(row["different"] <= numbers.settings["batches"] for row in numbers.rows):
+        same, alike = " (one image per batch, repeated: all start grey and follow the same gradient)", ""
+    else:
+        same, alike = "", f"; {first['alike_low']:.0%} to {first['alike_high']:.0%} if both were alike"
     return (
         "Entropy of each image's prediction against the norm of that entropy's gradient with respect to the affine"
         " parameters, through the statistics of the batch; densities of both groups along the edges."
         f" {first['benign']} benign and {first['malicious']} malicious images per panel{same}. Of all pairs, the"
-        f" malicious image has the lower entropy in {lower};"
-        f" {first['alike_low']:.0%} to {first['alike_high']:.0%} if both were alike."
+        f" malicious image has the lower entropy in {lower}{alike}."
         f" Layers: {estimator_label(numbers.settings['estimators'][0])}. {describe(numbers)}"
     )
 
