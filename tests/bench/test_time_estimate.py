@@ -18,6 +18,13 @@ def test_estimates_grow_with_the_work(tiny):
     assert describe_duration(100, "cpu") == "2 min"
 
 
+def test_smaller_images_take_less_time():
+    streets = recipes.get("segmentation-targeted").narrow(batches=2)
+    large, small = (estimate_seconds(streets.narrow(size=size), 1e9) for size in ((512, 1024), (256, 512)))
+    assert large == pytest.approx(4 * small, rel=0.05)
+    assert estimate_seconds(streets.narrow(data=["scenes"]), 1e9) < small / 20
+
+
 def test_a_busy_moment_is_not_measured(monkeypatch):
     """For 0.3 seconds another program has the cores."""
     now = [0.0]

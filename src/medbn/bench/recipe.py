@@ -244,6 +244,10 @@ class Recipe:
                 small = replace(small, batch_size=40, malicious=8 if setting.malicious else 0)
             if small not in settings:
                 settings.append(small)
+        dense = any(setting.dense for setting in self.settings)
+        options: dict[str, dict[str, Any]] = {"mdia": {"terminal": 3}}  # the small model has nine layers
+        if dense:
+            options["eata"] = {"fisher_samples": 30}
         quick = tuple(dict.fromkeys(replace(attack, steps=2, step_size=0.1) for attack in self.attacks))
         return replace(
             self,
@@ -251,8 +255,8 @@ class Recipe:
             settings=tuple(settings),
             attacks=quick,
             corruptions=("contrast",),
-            batches=1 if len(self.methods) > 1 and len(self.attacks) > 2 and not self.warm_up else 2,
+            batches=1 if len(self.attacks) > 2 and not self.warm_up and (len(self.methods) > 1 or dense) else 2,
             warm_up=min(self.warm_up, 1),
             seeds=self.seeds[:1],
-            options={"mdia": {"terminal": 3}, **self.options},  # the small model has nine layers
+            options={**options, **self.options},
         )

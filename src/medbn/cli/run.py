@@ -58,7 +58,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
     data = part.add_argument("--data", nargs="+", metavar="NAME", help="only these datasets of the recipe, or a folder")
     methods = part.add_argument("--methods", nargs="+", metavar="M", help="such as tebn, tent, sotta")
     estimators = part.add_argument("--estimators", nargs="+", metavar="E", help="such as mean, median, image_median")
-    corruptions = part.add_argument("--corruptions", nargs="+", metavar="C", help="such as gaussian_noise, fog")
+    corruptions = part.add_argument(
+        "--corruptions", nargs="+", metavar="C", help="such as gaussian_noise, fog; or none"
+    )
     part.add_argument("--limit", type=positive_int, metavar="N", help="only the first N corruptions")
     part.add_argument("--batches", type=positive_int, metavar="N", help="only N batches of each stream")
     part.add_argument("--size", type=image_size, metavar="HEIGHTxWIDTH", help="scale images for segmentation to this")
