@@ -44,7 +44,7 @@ def main() -> None:
     parser.add_argument("--root", type=Path, help="the data folder")
     parser.add_argument("--estimator", default="median")
     parser.add_argument("--corruption", default="gaussian_noise", help="of all batches but the changed ones")
-    parser.add_argument("--changes", nargs="*", default=CHANGES, help="corruptions to change to")
+    parser.add_argument("--changes", nargs="*", default=list(CHANGES), help="corruptions to change to")
     parser.add_argument("--images", type=cli.positive_int, default=60, help="in a batch; a fifth of them is malicious")
     parser.add_argument("--clean", type=cli.positive_int, default=400, help="clean batches")
     parser.add_argument("--attacked", type=cli.positive_int, default=12, help="batches of each attack")
@@ -60,6 +60,9 @@ def main() -> None:
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--json", type=Path, default=Path("monitor-detection.json"), metavar="FILE")
     options = parser.parse_args()
+    least = options.reference + options.before + options.attacked
+    if options.clean < least:
+        raise ValueError(f"--clean must be at least {least}, got {options.clean}.")
     settings = {name: value for name, value in vars(options).items() if name not in ("json", "minutes", "root")}
     record: dict[str, Any] = {"settings": _measured(settings), "batches": {}}
     if options.json.exists():
@@ -180,8 +183,6 @@ def summarise(options: argparse.Namespace, batches: dict[str, list[dict[str, Any
     """Draw streams from the measured batches; return a row per condition and false-alarm rate."""
     clean = [batch["signals"] for batch in batches["none"]]
     length = options.reference + options.before
-    if len(clean) < length + options.attacked:
-        raise ValueError(f"--clean must be at least {length + options.attacked}, got {len(clean)}.")
     rows = []
     for name, measured in batches.items():
         found: dict[float, list[int | None]] = {alpha: [] for alpha in ALPHAS}

@@ -49,6 +49,8 @@ TRAIN = "medbn train resnet26 --data cifar10 --out "
         ("segmentation_transfer.py", "medbn data info cityscapes"),
         ("segmentation_transfer.py dawn", "dusk, not dawn"),
         ("shifting_stream.py", TRAIN),
+        ("monitor_detection.py --data cifar10-c", TRAIN),
+        ("monitor_detection.py --clean 30", "--clean must be at least"),
         ("shifting_stream.py --batches 0", "at least 1"),
         ("plain_torch_check.py", TRAIN),
         ("cuda_graph_attack.py --method tint --device cpu", "--method takes tebn, tent"),
@@ -140,3 +142,32 @@ def test_single_images_move_past_as_little_as_images_in_batches(monkeypatch, cap
     for method, estimator, before, _, healed, _, among, *options in lines[second + 1 :]:
         if method == "past" and estimator != "mean" and "min_images=1)" not in options:
             assert max(int(healed), int(among)) - int(before) <= 8
+
+
+TINY = "--images 20 --clean 30 --attacked 2 --steps 1 --reference 15 --before 5 --streams 4 --changes contrast"
+
+
+@pytest.mark.slow
+def test_the_monitor_is_measured_once_and_its_table_is_printed_again(monkeypatch, capsys, tmp_path):
+    arguments = [*TINY.split(), "--json", "m.json"]
+    assert run(monkeypatch, "monitor_detection.py", *arguments) == 0
+    first = capsys.readouterr().out
+    for condition in ("none", "change to contrast", "label shift", "targeted, ε = 8/255", "knows the monitor"):
+        assert condition in first
+    record = json.loads((tmp_path / "m.json").read_text())
+    assert len(record["batches"]["none"]) == 30
+    assert all(len(done) == 2 for name, done in record["batches"].items() if name != "none")
+    monkeypatch.setattr("medbn.attacks.DIA.__call__", lambda *_: pytest.fail("measured again"))
+    assert run(monkeypatch, "monitor_detection.py", *arguments) == 0
+    assert capsys.readouterr().out == first
+    assert run(monkeypatch, "monitor_detection.py", *arguments, "--images", "10") == 2
+    assert "other options" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_the_time_that_the_monitor_takes_is_a_ratio(monkeypatch, capsys, tmp_path):
+    arguments = ["--model", "resnet-small", "--images", "4", "--size", "8", "--rounds", "2", "--json", "c.json"]
+    assert run(monkeypatch, "monitor_cost.py", *arguments, "--device", "cpu") == 0
+    assert capsys.readouterr().out.count("ratio") == 4
+    rows = json.loads((tmp_path / "c.json").read_text())["rows"]
+    assert all(len(row["ratios"]) == 2 and min(row["ratios"]) > 0 for row in rows)
