@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+import torch
+from torch.utils._pytree import tree_leaves
 
 from medbn import analysis
 
@@ -21,3 +23,9 @@ def settings():
 def experiment(settings):
     """An experiment without a store."""
     return analysis.Experiment(settings)
+
+
+def state_values(adapter):
+    """All values of an adapter's state, exactly, as plain Python values."""
+    leaves = tree_leaves(adapter.snapshot())
+    return [leaf.tolist() if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
