@@ -1,5 +1,6 @@
 """DeepLabv3+, its ResNets and the small U-Net, against references in float64, and hand-written and published counts."""
 
+import math
 import warnings
 
 import pytest
@@ -141,6 +142,15 @@ def test_interpolation_is_torchs(size):
     g = torch.rand_like(ours)
     mine, yours = (torch.autograd.grad(y, x, g)[0] for y in (ours, theirs))
     torch.testing.assert_close(mine, yours, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.slow
+def test_an_untrained_deeplabv3plus_prefers_no_class():
+    torch.manual_seed(0)
+    model = models.get("deeplabv3plus-resnet50", classes=7).train()
+    logits = model(torch.rand(2, 3, 32, 48))
+    loss = F.cross_entropy(logits, torch.randint(0, 7, (2, 32, 48)))
+    assert abs(loss.item() - math.log(7)) < 0.2
 
 
 def test_unknown_output_strides_and_options_are_refused():

@@ -32,7 +32,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     complete(parser.add_argument("model", metavar="MODEL", help="a name of `medbn models`"), model_names)
     data = parser.add_argument(
-        "--data", required=True, metavar="NAME", help="a dataset of `medbn data list`, or a folder FOLDER/CLASS/IMAGE"
+        "--data",
+        required=True,
+        metavar="NAME",
+        help="a dataset of `medbn data list`, or a folder: FOLDER/CLASS/IMAGE, or FOLDER/images and FOLDER/labels",
     )
     complete(data, dataset_names)
     parser.add_argument("--out", metavar="FILE", help="file for the weights (default: MODEL-DATA.safetensors)")

@@ -136,6 +136,8 @@ class DeepLabV3Plus(nn.Module):
         self.aspp = ASPP(HIGH_CHANNELS, RATES[output_stride], dropout)
         self.decoder = Decoder(classes)
         initialise(self)
+        # He's initialisation of the classifier would begin with large logits.
+        nn.init.normal_(self.decoder.classifier.weight, std=0.01)
         if resnet is not None:
             state = resnet.state_dict()
             self.backbone.load_state_dict({name: state[name] for name in self.backbone.state_dict()})
