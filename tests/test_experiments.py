@@ -52,6 +52,8 @@ TRAIN = "medbn train resnet26 --data cifar10 --out "
         ("monitor_detection.py --data cifar10-c", TRAIN),
         ("monitor_detection.py --clean 30", "--clean must be at least"),
         ("shifting_stream.py --batches 0", "at least 1"),
+        ("changes.py", TRAIN),
+        ("changes.py alarm", "alarms, errors, owned"),
         ("plain_torch_check.py", TRAIN),
         ("cuda_graph_attack.py --method tint --device cpu", "--method takes tebn, tent"),
     ],
@@ -171,3 +173,19 @@ def test_the_time_that_the_monitor_takes_is_a_ratio(monkeypatch, capsys, tmp_pat
     assert capsys.readouterr().out.count("ratio") == 4
     rows = json.loads((tmp_path / "c.json").read_text())["rows"]
     assert all(len(row["ratios"]) == 2 and min(row["ratios"]) > 0 for row in rows)
+
+
+@pytest.mark.slow
+def test_changes_are_found_in_digits_and_owned_batches_are_harmless(monkeypatch, capsys, tmp_path):
+    options = "--data digits --batches 2 --steps 1 --corruptions brightness contrast --methods 0 2 --shares 0.5"
+    assert run(monkeypatch, "changes.py", *options.split(), "--orders", "1", "--json", "out.json") == 0
+    printed = capsys.readouterr().out
+    rows = json.loads((tmp_path / "out.json").read_text())["rows"]
+    assert len(printed.splitlines()) == 1 + len(rows)
+    assert {row["part"] for row in rows} == {"alarms", "errors", "owned"}
+    for row in rows:
+        if row["part"] == "alarms":
+            name = "found" if "every" in row else "false alarms"
+            assert row[name][0] == (name == "found")
+        if row["part"] == "owned" and row["attack"] in ("checkerboard", "white", "grey"):
+            assert row["added"][0] <= 1

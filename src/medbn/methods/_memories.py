@@ -120,14 +120,19 @@ class Memories:
         """Return what else a pass over a batch of that many images reads, on the device. The same stay the same."""
         return {
             "tables": self._constant(self.settings.tables(images, memory["remembered"])),
-            "weights": self._constant(self.weights(memory, images)),
             "known": self._constant([count > 0 for count in memory["remembered"]]),
             "current": self._constant([memory["current"]]),
         }
 
-    def load(self, memory: Mapping[str, Any], images: int) -> dict[str, Tensor]:
-        """Return the same in tensors that stay in place, as CUDA graphs need."""
+    def constant_weights(self, memory: Mapping[str, Any], images: int) -> Tensor:
+        """Return the weight of a batch in each memory, on the device."""
+        return self._constant(self.weights(memory, images))
+
+    def load(self, memory: Mapping[str, Any], images: int, *, in_place: bool) -> dict[str, Tensor]:
+        """Return all that a pass reads; with ``in_place`` in tensors that stay where they are, as CUDA graphs need."""
         tensors = self.tensors(memory) | self.constants(memory, images)
+        if not in_place:
+            return tensors
         if "medians" in self._static and "medians" not in tensors:  # the adapter was reset
             tensors["medians"] = torch.zeros_like(self._static["medians"])
         for name, value in tensors.items():
@@ -234,11 +239,11 @@ class Choice:
     Args:
         memories: of the adapter.
         tensors: from ``Memories.load``, or ``tensors`` and ``constants``.
-        includes: whether the averages include the batch, as a surrogate's do.
+        weights: the weight of the batch in each memory, if the averages include it, as a surrogate's do.
     """
 
-    def __init__(self, memories: Memories, tensors: Mapping[str, Tensor], includes: bool = False) -> None:
-        self._settings, self._tensors, self._includes = memories.settings, tensors, includes
+    def __init__(self, memories: Memories, tensors: Mapping[str, Tensor], weights: Tensor | None = None) -> None:
+        self._settings, self._tensors, self._weights = memories.settings, tensors, weights
         self._slices: dict[RobustBatchNorm, slice] = {}
         start = 0
         for layer in memories.layers.values():
@@ -261,8 +266,8 @@ class Choice:
         chosen = []
         for new, old, source in zip((centre, variance), remembered, _running(layer), strict=True):
             new, source = torch.where(usable, new, 0.0), source.to(new)
-            if self._includes:
-                weight = self._tensors["weights"].index_select(0, self._index).to(new)
+            if self._weights is not None:
+                weight = self._weights.index_select(0, self._index).to(new)
                 old = torch.where(usable, weight * _mix(new, source, prior) + (1.0 - weight) * old, old)
             chosen.append(torch.where(declared, _mix(new, source, fallback), old))
         return chosen[0], chosen[1]

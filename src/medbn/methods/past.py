@@ -204,7 +204,7 @@ class Past(Adapter):
         if any(layer.ema_mean is None for layer in self._memories.layers.values()):
             self.memory |= self._memories.first()  # other training statistics were loaded
         if images >= self.min_images:
-            self._tensors = self._memories.load(self.memory, images)
+            self._tensors = self._memories.load(self.memory, images, in_place=self.graph)
 
     @contextmanager
     def observe_statistics(self) -> Iterator[Callable[[], Commit]]:
@@ -240,7 +240,8 @@ class Past(Adapter):
             weight = self._memories.weights(memory, images)[memory["current"]]
             return hooks.use_policy(self.model, policies.ema(weight))
         tensors = tensors | self._memories.constants(memory, images)
-        return hooks.choose_statistics(self.model, Choice(self._memories, tensors, includes=True))
+        choice = Choice(self._memories, tensors, self._memories.constant_weights(memory, images))
+        return hooks.choose_statistics(self.model, choice)
 
     def surrogate_key(self, state: dict[str, Any], images: int) -> Hashable:
         """Return a key with the memories and their options, if there are any."""
