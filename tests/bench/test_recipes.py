@@ -25,7 +25,8 @@ def test_recipes_are_those_of_their_published_tables(name):
     cells = list(recipe.cells())
     assert len(cells) == len(set(map(repr, cells)))
     objectives = {cell.attack.objective for cell in cells if cell.attack}
-    for published_name in recipe.published:
+    elsewhere = recipe.settings[0].data == "scenes"  # a demonstration, on other data than the paper's
+    for published_name in () if elsewhere else recipe.published:
         for row in published.get(published_name).rows:
             if row.estimator not in recipe.estimators or row.objective == "none":
                 continue

@@ -115,7 +115,7 @@ def test_recipes_lists_everything(capsys, tmp_path, monkeypatch):
         (["report", "{}/half.toml"], "not a store"),
         (["report", "{}/half.toml", "--format", "word"], "Available: csv, html"),
         (["recipes", "demos"], "Did you mean 'demo'"),
-        (["demo", "--sead", "3"], "--sead"),
+        (["demo", "--sead=3"], "--sead"),
         (["dance"], "invalid choice"),
         ([], "required: COMMAND"),
     ],

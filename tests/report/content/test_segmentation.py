@@ -104,8 +104,8 @@ def test_a_strip_shows_each_defence_under_the_attack_that_harms_most(made: Make)
     assert [picture.png.decode("latin-1")[5:] for picture in median] == [
         f"{name} median straight_through 0" for name in ("without", "under", "malicious")
     ]
-    assert "90 %" in median[0].caption
-    assert "40 %" in median[1].caption
+    assert "90\u00a0%" in median[0].caption
+    assert "40\u00a0%" in median[1].caption
     assert "straight-through" in median[1].caption
     assert first.legend == {"road": (128, 64, 128), "sky": (70, 130, 180), "car": (0, 0, 142)}
     assert all(picture.marked is None for _, pictures in first.rows for picture in pictures)

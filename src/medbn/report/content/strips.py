@@ -91,7 +91,7 @@ def _iou(metrics: dict[str, Any], name: str) -> str:
     """Return the mean IoU of one batch, as a part of a caption."""
     matrix = metrics.get(name)
     value = float("nan") if matrix is None else confusion.mean_iou(torch.tensor(matrix))
-    return "" if value != value else f": mean IoU {100 * value:.0f} %"
+    return "" if value != value else f": mean IoU {100 * value:.0f}\u00a0%"
 
 
 def _harm(metrics: dict[str, Any]) -> float:
