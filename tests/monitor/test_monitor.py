@@ -11,6 +11,7 @@ import warnings
 import pytest
 import torch
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import medbn
 from medbn import methods
@@ -396,6 +397,61 @@ def test_models_without_logits_or_robust_layers_are_watched_as_far_as_possible()
         adapter(stream(1)[0])
     assert monitor.latest.signals["images"] == 12
     assert "entropy" not in monitor.latest.signals
+
+    bare = medbn.adapt(Pair(), method="source")
+    monitor = medbn.Monitor(bare, bounds=None)
+    with pytest.warns(UserWarning, match="predictions"):
+        bare(stream(1)[0])
+    assert monitor.latest.signals == {"images": 12.0, "resets": 0.0}
+
+
+class Reads(TorchDispatchMode):
+    """Counts the operations that make a host wait for a GPU; reading all signals at once is not among them on a CPU."""
+
+    def __init__(self):
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        waits = ("aten::_local_scalar_dense", "aten::nonzero", "aten::masked_select", "aten::_unique2")
+        self.count += function.name().split(".")[0] in waits
+        return function(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("method", ["tebn", "tent", "past"])
+def test_nothing_is_read_from_the_device_but_all_signals_at_once(method):
+    counts = []
+    for with_monitor in (False, True):
+        adapter = medbn.adapt(network(), method)
+        monitor = medbn.Monitor(adapter, reference=2) if with_monitor else None
+        for images in stream(3):
+            adapter(images)
+        with Reads() as reads:
+            adapter(images)
+        counts.append(reads.count)
+    assert monitor.batches == 4
+    assert counts[0] == counts[1]
+
+
+@pytest.mark.gpu
+def test_a_gpu_is_waited_for_once_more():
+    counts = []
+    for with_monitor in (False, True):
+        adapter = medbn.adapt(network().cuda(), "tebn")
+        monitor = medbn.Monitor(adapter, reference=2) if with_monitor else None
+        images = stream(1)[0].cuda()
+        for _ in range(3):
+            adapter(images)
+        torch.cuda.set_sync_debug_mode("warn")
+        try:
+            with warnings.catch_warnings(record=True) as caught:
+                warnings.simplefilter("always")
+                adapter(images)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+        counts.append(sum("synchroniz" in str(w.message) for w in caught))
+    assert monitor.batches == 4
+    assert counts[1] <= counts[0] + 1
 
 
 def test_dense_outputs_are_read():

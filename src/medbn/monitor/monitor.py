@@ -206,10 +206,11 @@ class Monitor:
             elif value is not None:
                 values[signal.name] = value
         tensors = {name: value for name, value in values.items() if isinstance(value, Tensor)}
-        device = batch.images.device
-        numbers = torch.stack([t.detach().reshape(()).to(device, torch.float64) for t in tensors.values()]).tolist()
-        read = dict(zip(tensors, numbers, strict=True))
-        return {name: float(read.get(name, value)) for name, value in values.items()}
+        if tensors:
+            device = batch.images.device
+            together = torch.stack([t.detach().reshape(()).to(device, torch.float64) for t in tensors.values()])
+            values |= dict(zip(tensors, together.tolist(), strict=True))
+        return {name: float(value) for name, value in values.items()}
 
     def _follow_declared_changes(self, values: dict[str, float]) -> None:
         declared = values.get("declared_changes")
