@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.resources
 import math
 
 import pytest
@@ -227,6 +228,16 @@ def test_the_file_says_what_it_was_trained_on_and_how(registered, tmp_path, caps
 )
 def test_wrong_commands_are_one_line(registered, arguments, words, refusal):
     assert words in refusal(["train", *arguments])
+
+
+def test_the_shipped_weights_are_good_and_small():
+    pytest.importorskip("safetensors")
+    model, test = models.get("unet-small", weights="shipped"), data.load_segmentation("scenes").subset(range(24))
+    assert confusion.mean_iou(measure_confusion(model, test)) > 0.75
+    file = importlib.resources.files("medbn.models") / "weights" / "unet-small-scenes.safetensors"
+    assert len(file.read_bytes()) < 1_000_000
+    facts = models.metadata(str(file))
+    assert (facts["data"], facts["model"], facts["classes"]) == ("scenes", "unet-small", "13")
 
 
 @pytest.mark.gpu
