@@ -238,6 +238,22 @@ def test_the_demo(tmp_path, monkeypatch, capsys):
     assert "<!DOCTYPE html>" in (tmp_path / "medbn-demo.html").read_text()
 
 
+@pytest.mark.slow
+def test_the_demo_of_segmentation(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("medbn.bench.recipes.SEGMENTATION_DEMO_STEPS", 5)
+    monkeypatch.setattr("medbn.bench.recipes.SEGMENTATION_DEMO_BATCHES", 2)
+    assert main(["demo", "segmentation"]) == 0
+    printed = capsys.readouterr().out
+    assert "report: medbn-demo-segmentation.html" in printed
+    rows = [line.split()[1:4] for line in printed.splitlines() if line.startswith("TeBN")]
+    assert [row[0] for row in rows] == 2 * ["BatchNorm", "MedBN", "image_median"]
+    # The indiscriminate attack comes first; it lowers the mean IoU of BatchNorm.
+    assert float(rows[0][1]) > float(rows[0][2]) + 5
+    page = (tmp_path / "medbn-demo-segmentation.html").read_text()
+    assert page.count("data:image/png") > 40
+
+
 FUNCTIONS = """
 from medbn import models
 

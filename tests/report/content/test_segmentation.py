@@ -51,7 +51,7 @@ def test_the_heat_map_has_the_iou_of_each_class_that_occurs(made: Make) -> None:
     for name, right in RIGHT.items():
         worst = right + 2.5 - 10 * (name != "mean")  # a mean has one gradient only
         expected[f"{NAMES[name]}, without attack"] = [90.0, 90.0]
-        expected[f"{NAMES[name]}, under the worst attack"] = [worst, worst]
+        expected[f"{NAMES[name]}, worst attack"] = [worst, worst]
     assert _iou(heatmap) == expected
     assert heatmap.columns == ["road", "sky"]
     assert heatmap.colours == {"road": (128, 64, 128), "sky": (70, 130, 180)}

@@ -39,7 +39,7 @@ def _conditions(panel: Panel, results: Results) -> list[tuple[str, Results, str]
     """Return what the rows of a defence are: the condition in words, the results, and which of their predictions."""
     if panel.attack is None:
         return [("", results, "wrong")]
-    under = "under the worst attack" if len(panel.columns) > 1 else "under attack"
+    under = "worst attack" if len(panel.columns) > 1 else "under attack"
     return [("without attack", results, "wrong_without"), (under, results.hardest(panel.columns), "wrong")]
 
 
