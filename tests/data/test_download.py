@@ -68,7 +68,7 @@ def test_a_wrong_checksum_keeps_nothing(server, folder):
     archive = server.archive(content=b"something else")
     with pytest.raises(DownloadError) as error:
         download(archive, folder)
-    for word in (server.url, archive.md5, hashlib.md5(CONTENT).hexdigest()):
+    for word in (server.url, archive.checksum, hashlib.md5(CONTENT).hexdigest()):
         assert word in str(error.value)
     assert names(folder) == []
 
@@ -373,18 +373,19 @@ def test_without_pooch_the_error_names_the_extra(server, folder, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("url", "md5", "filename", "message"),
+    ("url", "checksum", "filename", "message"),
     [
         ("file:///etc/passwd", "0" * 32, "a", "http"),
         ("a.tar", "0" * 32, "a", "http"),
-        ("https://host/a", "0" * 31, "a", "32 hexadecimal"),
+        ("https://host/a", "0" * 31, "a", "32 or 64 hexadecimal"),
+        ("https://host/a", "0" * 33, "a", "32 or 64 hexadecimal"),
         ("https://host/a", "0" * 32, "../a", "file name"),
         ("https://host/a", "0" * 32, "", "file name"),
     ],
 )
-def test_wrong_archives_are_refused(url, md5, filename, message):
+def test_wrong_archives_are_refused(url, checksum, filename, message):
     with pytest.raises(ValueError, match=message):
-        Archive(url, md5, filename)
+        Archive(url, checksum, filename)
 
 
 def test_wrong_attempts_and_pauses_are_refused(server, folder):

@@ -43,6 +43,13 @@ def model_names() -> list[str]:
     return models.available()
 
 
+def weights_names() -> list[str]:
+    """Return the weights that ``medbn models fetch`` knows."""
+    from .. import models
+
+    return list(models.WEIGHTS)
+
+
 def method_names() -> list[str]:
     """Return the adaptation methods."""
     from .. import methods

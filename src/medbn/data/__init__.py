@@ -13,7 +13,7 @@ from .cifar_c import load_cifar_c
 from .corrupt import corrupt, corrupt_segmentation
 from .dataset import Dataset, digest, from_tensors
 from .disk_errors import DownloadError
-from .download import Archive
+from .download import Archive, Progress, download
 from .fetch import fetch
 from .generate import GenerationResult, generate
 from .image_file import read_image
@@ -37,6 +37,7 @@ __all__ = [
     "DatasetInfo",
     "DownloadError",
     "GenerationResult",
+    "Progress",
     "SegmentationDataset",
     "available",
     "cache_folder",
@@ -44,6 +45,7 @@ __all__ = [
     "corrupt_segmentation",
     "corruptions",
     "digest",
+    "download",
     "fetch",
     "find_root",
     "from_tensors",

@@ -28,7 +28,7 @@ class Archive:
 
     Args:
         url: its address, http or https.
-        md5: its checksum, 32 hexadecimal digits.
+        checksum: its md5 or sha256, 32 or 64 hexadecimal digits.
         filename: the name under which it is stored.
         size: its approximate size in bytes, for display and for the check of free space where the server gives none.
         folder: the folder that it is extracted to, below the data folder.
@@ -36,7 +36,7 @@ class Archive:
     """
 
     url: str
-    md5: str
+    checksum: str
     filename: str
     size: int | None = None
     folder: str = ""
@@ -45,10 +45,15 @@ class Archive:
     def __post_init__(self) -> None:
         if urlsplit(self.url).scheme not in ("http", "https"):
             raise ValueError(f"expected an http or https address, got {self.url!r}.")
-        if not re.fullmatch(r"[0-9a-fA-F]{32}", self.md5):
-            raise ValueError(f"expected an md5 of 32 hexadecimal digits, got {self.md5!r}.")
+        if not re.fullmatch(r"[0-9a-fA-F]{32}|[0-9a-fA-F]{64}", self.checksum):
+            raise ValueError(f"expected an md5 or sha256, 32 or 64 hexadecimal digits, got {self.checksum!r}.")
         if self.filename in ("", ".", "..") or re.search(r"[/\\]", self.filename):
             raise ValueError(f"expected a file name without folders, got {self.filename!r}.")
+
+    @property
+    def algorithm(self) -> str:
+        """The name of the checksum: "md5" or "sha256"."""
+        return "md5" if len(self.checksum) == 32 else "sha256"
 
 
 def download(
@@ -88,22 +93,22 @@ def download(
                 path = Path(
                     pooch.retrieve(
                         archive.url,
-                        known_hash=f"md5:{archive.md5}",
+                        known_hash=f"{archive.algorithm}:{archive.checksum}",
                         fname=archive.filename,
                         path=folder,
                         downloader=downloader,
                     )
                 )
             except ValueError as error:
-                actual = re.search(r"got (?:md5:)?([0-9a-f]{32})", str(error))
+                actual = re.search(r"got (?:\w+:)?([0-9a-f]{32,64})", str(error))
                 if actual is None:
                     raise
                 downloader.discard()
                 if downloader.continued:  # the earlier run's bytes may be damaged; the server is not to blame yet
                     continue
                 raise DownloadError(
-                    f"{archive.url} is not the expected file: expected md5 {archive.md5}, got {actual[1]}."
-                    " Nothing was kept. Try again later or from another network; if the error stays, the file behind"
+                    f"{archive.url} is not the expected file: expected {archive.algorithm} {archive.checksum}, got"
+                    f" {actual[1]}. Nothing was kept. Try again later or from another network; if the error stays, the file behind"
                     " the address has changed: do not use it, and report it."
                 ) from error
             with suppress(OSError):  # the file is verified; a leftover part does no harm

@@ -7,6 +7,7 @@ import importlib as _importlib
 import pkgutil as _pkgutil
 
 from .external import LIBRARIES
+from .fetch import WEIGHTS, Weights, fetch
 from .input_normalisation import InputNormalisation, NormalisedModel
 from .registry import available, get, get_function, register, unregister
 from .weights import fingerprint, load, metadata, require_safetensors, save
@@ -16,9 +17,12 @@ for _file in _pkgutil.iter_modules(__path__):
 
 __all__ = [
     "LIBRARIES",
+    "WEIGHTS",
     "InputNormalisation",
     "NormalisedModel",
+    "Weights",
     "available",
+    "fetch",
     "fingerprint",
     "get",
     "get_function",
