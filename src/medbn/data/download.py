@@ -108,8 +108,8 @@ def download(
                     continue
                 raise DownloadError(
                     f"{archive.url} is not the expected file: expected {archive.algorithm} {archive.checksum}, got"
-                    f" {actual[1]}. Nothing was kept. Try again later or from another network; if the error stays, the file behind"
-                    " the address has changed: do not use it, and report it."
+                    f" {actual[1]}. Nothing was kept. Try again later or from another network; if the error stays, the"
+                    " file behind the address has changed: do not use it, and report it."
                 ) from error
             with suppress(OSError):  # the file is verified; a leftover part does no harm
                 downloader.discard()
