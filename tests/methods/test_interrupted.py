@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import medbn
+from medbn.layers import overrides_lock
 
 from .table import METHODS, assert_same, every_method, make, state
 
@@ -46,7 +47,7 @@ def run_until(line, function):
         # CPython runs no signal handler between the end of such a block and the release of its lock, nor at the line of
         # a `try`, which does nothing; a trace does.
         text = linecache.getline(frame.f_code.co_filename, frame.f_lineno).strip()
-        return text in ("with self.lock.held:", "with _temporary_lock:", "try:")
+        return text in ("with self.lock.held:", "with overrides_lock:", "try:")
 
     sys.settrace(trace)
     try:
@@ -59,6 +60,7 @@ def run_until(line, function):
 
 
 def assert_untouched(tta, before, policies):
+    assert not overrides_lock._is_owned()  # another thread would wait for ever
     assert_same(state(tta), before)
     assert [layer.policy for layer in tta.layers.values()] == policies
     assert all((p._valid, p._backward, p._observers, p._overrides) == (None, None, (), ()) for p in tta.layers.values())
