@@ -45,7 +45,7 @@ def streets(name: str, target: Setting, recipe: str, about: str, batches: int | 
 def list_pieces(options: argparse.Namespace) -> dict[str, list[Recipe]]:
     """Return the recipes of each piece, in the order in which they run."""
     start = bench.recipes.get("segmentation-targeted").settings[0]
-    carla = replace(start, data=str(options.carla), size=(384, 512))
+    carla = start if options.smoke else replace(start, data=str(options.carla), size=(384, 512))
     corrupted = replace(start, data="cityscapes", size=SIZES["cityscapes"])
     dusk = replace(start, data="camvid-dusk", clean="camvid-day", size=SIZES["camvid-day"])
     none, one, all_ = "segmentation-no-attack", "segmentation-targeted", "segmentation-indiscriminate"

@@ -103,6 +103,24 @@ def test_pieces_of_the_reproduction_are_finished_once_and_sealed(monkeypatch, ca
     assert "no-attack, instant" in capsys.readouterr().err
 
 
+@pytest.mark.slow
+def test_the_experiment_on_streets_is_continued_and_sealed(monkeypatch, capsys, tmp_path):
+    options = "no-attack attacks --smoke --batches 1 --steps 1 --store x.db --seal s.db"
+    assert run(monkeypatch, "segmentation_transfer.py", *options.split(), "--minutes", "0.0001") == 0
+    assert "to be continued" in capsys.readouterr().out
+    for batches in ("batches in", "0 batches in"):
+        assert run(monkeypatch, "segmentation_transfer.py", *options.split()) == 0
+        printed = capsys.readouterr().out
+        assert batches in printed
+        assert "all is done" in printed
+    with bench.Store(tmp_path / "s.db") as store:
+        names = [run.recipe["name"] for run in store.runs()]
+        cells = [bench.Cell.from_dict(stored.cell) for stored in store.cells()]
+    assert set(names) == {f"carla-{kind} (smoke)" for kind in ("no-attack", "targeted", "indiscriminate")}
+    attacked = [(cell.attack.objective, cell.estimator, cell.attack.gradient) for cell in cells if cell.attack]
+    assert len(attacked) == len(set(attacked)) == 2 * (1 + 3 + 3)
+
+
 def test_there_is_no_fifth_of_four_batches():
     average_errors = runpy.run_path(str(FOLDER / "shifting_stream.py"))["average_errors"]
     table = torch.arange(12.0).view(2, 6)
