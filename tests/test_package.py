@@ -51,7 +51,15 @@ def test_documented_examples_hold(module):
 
 @pytest.mark.parametrize(
     "document",
-    ["README.md", "docs/guide.md", "docs/data.md", "docs/bench.md", "docs/deploying.md", "docs/extending.md"],
+    [
+        "README.md",
+        "docs/guide.md",
+        "docs/data.md",
+        "docs/bench.md",
+        "docs/deploying.md",
+        "docs/extending.md",
+        "docs/figures.md",
+    ],
 )
 @pytest.mark.slow
 def test_code_in_documents_runs(document, monkeypatch, tmp_path):

@@ -91,7 +91,7 @@ def draw(numbers: Numbers, canvas: FigureBase, theme: Theme) -> None:
             _draw_panel(axis, found[epsilon, name, layer], numbers.details["malicious"], theme)
             (row,) = numbers.select(epsilon=epsilon, estimator=name, layer=layer)
             star = "*" if row["separate"] else ""
-            axis.set_title(f"{row['silhouette']:.2f}{star}".replace("-", "−"), fontsize=6.5, pad=2)
+            axis.set_title(f"{round(row['silhouette'], 2) + 0.0:.2f}{star}".replace("-", "−"), fontsize=6.5, pad=2)
             if place == 0:
                 top = {"xycoords": "axes fraction", "xytext": (0, 11), "textcoords": "offset points"}
                 axis.annotate(layer, (0.5, 1.0), ha="center", fontsize=7.5, **top)

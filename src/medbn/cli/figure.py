@@ -80,6 +80,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     attack.add_argument(
         "--objectives", nargs="+", metavar="O", help="of figures that compare them (default: targeted indiscriminate)"
     )
+    attack.add_argument("--gradient", metavar="G", help="exact (default), straight_through or smooth")
     attack.add_argument("--start", metavar="S", help="grey (default, as the authors' code), offset, clean or random")
 
     place = parser.add_argument_group("data and machine")
@@ -193,10 +194,11 @@ def read_settings(options: argparse.Namespace) -> Settings:
     defaults = analysis.Settings()
     steps = options.steps or (defaults.attack.steps if options.data == "digits" else analysis.PAPER_STEPS)
     attack = analysis.attack_of(steps, options.step_size)
+    chosen = {"start": options.start, "gradient": options.gradient}
     return replace(
         defaults,
         setting=setting,
-        attack=replace(attack, start=options.start) if options.start else attack,
+        attack=replace(attack, **{name: value for name, value in chosen.items() if value is not None}),
         estimators=tuple(dict.fromkeys(options.estimators or defaults.estimators)),
         epsilons=tuple(dict.fromkeys(options.epsilons or defaults.epsilons)),
         corruptions=tuple(dict.fromkeys(options.corruptions or ())),
