@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -40,6 +41,35 @@ def test_the_layout_and_what_is_read_from_it(clean, tmp_path):
         assert torch.equal(loaded.labels, clean.labels)
     with pytest.raises(FileNotFoundError, match=r"no snow\.npy.*contrast"):
         data.load(str(tmp_path / "C"), corruption="snow")
+
+
+def test_a_part_of_the_severities_holds_the_same_images(clean, tmp_path):
+    for severities in ((5,), (1, 4)):
+        folder = tmp_path / str(severities)
+        data.generate(clean, folder, names=("fog", "gaussian_noise"), severities=severities)
+        assert np.load(folder / "fog.npy").shape == (7 * len(severities), 32, 32, 3)
+        for severity in severities:
+            loaded = data.load(str(folder), corruption="gaussian_noise", severity=severity)
+            expected = data.corruptions.corrupt(clean.read(range(7)), "gaussian_noise", severity)
+            assert torch.equal(loaded.read(range(7)), expected)
+            assert torch.equal(loaded.labels, clean.labels)
+        with pytest.raises(ValueError, match="severity .* alone"):
+            data.load(str(folder), corruption="fog", severity=3)
+        with pytest.raises(FileExistsError, match="another severities"):
+            data.generate(clean, folder, names=("fog",))
+
+
+def test_images_are_read_a_few_at_a_time(clean, tmp_path, monkeypatch):
+    monkeypatch.setattr(importlib.import_module("medbn.data.generate"), "_BYTES_PER_TASK", 2 * 3 * 32 * 32)
+    counts = []
+
+    def read(indices):
+        counts.append(len(indices))
+        return clean.read(indices)
+
+    data.generate(replace(clean, read=read), tmp_path, names=("fog",), severities=(5,))
+    assert max(counts) == 2
+    assert sum(counts) >= len(clean)
 
 
 @pytest.mark.slow
@@ -160,9 +190,9 @@ def test_fetching_over_a_generated_folder_is_refused(tmp_path, capsys):
     assert "holds a part of cifar10-c" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("wrong", [{"seed": -1}, {"jobs": 0}, {"names": ("frog",)}])
+@pytest.mark.parametrize("wrong", [{"seed": -1}, {"jobs": 0}, {"names": ("frog",)}, {"severities": (6,)}])
 def test_wrong_arguments_leave_no_folder(clean, tmp_path, wrong):
-    with pytest.raises(ValueError, match=r"seed|jobs|frog"):
+    with pytest.raises(ValueError, match=r"seed|jobs|frog|severity"):
         data.generate(clean, tmp_path / "C", **{"names": NAMES, **wrong})
     assert not (tmp_path / "C").exists()
 

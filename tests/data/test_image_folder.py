@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
 
 from medbn import data
 
@@ -88,3 +89,19 @@ def test_imagenet_c(tmp_path, group):
     assert (len(dataset), dataset.shape) == (8, (3, 224, 224))
     with pytest.raises(FileNotFoundError, match="snow/3"):
         data.load("imagenet-c", corruption="snow", severity=3, root=tmp_path)
+
+
+def test_imagenet_c_from_some_images_of_imagenet(tmp_path):
+    write_image_folder(tmp_path / "imagenet" / "val", classes=("0000", "0001"), size=(256, 300))
+    clean = data.load("imagenet", root=tmp_path)
+    assert (len(clean), clean.shape, clean.name) == (8, (3, 224, 224), "imagenet")
+    with pytest.raises(FileNotFoundError, match="train"):
+        data.load("imagenet", "train", root=tmp_path)
+    data.generate(clean, tmp_path / "ImageNet-C", names=("contrast",), severities=(5,))
+    corrupted = data.load("imagenet-c", corruption="contrast", root=tmp_path)
+    expected = data.load("imagenet", corruption="contrast", root=tmp_path)
+    assert torch.equal(corrupted.read(range(8)), expected.read(range(8)))
+    assert torch.equal(corrupted.labels, clean.labels)
+    assert corrupted.classes == ("0000", "0001")
+    with pytest.raises(ValueError, match="subset"):
+        data.load("imagenet-c", corruption="contrast", root=tmp_path, subset=["0000/1.png"])

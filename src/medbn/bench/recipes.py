@@ -17,7 +17,7 @@ __all__ = ["available", "get", "register", "unregister"]
 CUMULATIVE = tuple("eata" if method == "eta" else method for method in INSTANT)
 CIFAR10 = Setting("cifar10-c", "resnet26", clean="cifar10", preset="cifar10")
 CIFAR100 = Setting("cifar100-c", "resnet26", clean="cifar100", preset="cifar100")
-IMAGENET = Setting("imagenet-c", "torchvision:resnet50", weights="default", preset="imagenet", malicious=20)
+IMAGENET = Setting("imagenet-c", "resnet50", clean="imagenet", preset="imagenet", malicious=20)
 THREE = (CIFAR10, CIFAR100, IMAGENET)
 TARGETED, INDISCRIMINATE = Attack("targeted"), Attack("indiscriminate")
 GRADIENTS = ("exact", "straight_through", "smooth")

@@ -67,6 +67,9 @@ def _configure_generate(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", metavar="FOLDER", help="folder to write to (default: in the folder of the datasets)")
     corruptions = parser.add_argument("--corruptions", nargs="+", metavar="C", help="only these (default: all 15)")
     complete(corruptions, corruption_names)
+    parser.add_argument(
+        "--severities", nargs="+", type=positive_int, metavar="S", help="only these, which saves space (default: 1 to 5)"
+    )
     parser.add_argument("--frost", metavar="FOLDER", help="photographs of frost, or 'synthetic' for a drawn texture")
     parser.add_argument("--seed", type=natural_int, default=0, help="seed of the noise (default: 0)")
     parser.add_argument("--jobs", type=positive_int, help="processes (default: one per core)")
@@ -159,13 +162,16 @@ def generate(options: argparse.Namespace) -> None:
             names=names,
             seed=options.seed,
             frost=options.frost,
+            severities=options.severities or data.corruptions.SEVERITIES,
             jobs=options.jobs or os.cpu_count() or 1,
             report=lambda name, done, total: bar.update(
                 names.index(name) + done / total, len(names), f"{name} ({names.index(name) + 1} of {len(names)})"
             ),
         )
     already = f"; {len(result.skipped)} existed already" if result.skipped else ""
-    print(f"{len(result.written)} corruptions × 5 severities of {len(source):,} images in {result.folder}{already}")
+    severities = len(set(options.severities or data.corruptions.SEVERITIES))
+    times = f"{severities} severities" if severities > 1 else "one severity"
+    print(f"{len(result.written)} corruptions × {times} of {len(source):,} images in {result.folder}{already}")
 
 
 def _check_frost() -> None:

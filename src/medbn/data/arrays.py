@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,18 +34,29 @@ def map_images(folder: Path, corruption: str, severity: int) -> np.ndarray:
         if not corruption:
             raise ValueError(f"{folder} needs a corruption: {present}.")
         raise FileNotFoundError(f"no {corruption}.npy in {folder}; it has {present}.")
-    images = map_array(folder / f"{corruption}.npy")
-    if images.ndim != 4 or images.shape[3] != 3 or images.dtype != np.uint8 or len(images) % 5 or not images.size:
+    images, stored = map_array(folder / f"{corruption}.npy"), stored_severities(folder)
+    wrong = images.ndim != 4 or images.shape[3] != 3 or images.dtype != np.uint8
+    if wrong or len(images) % len(stored) or not images.size:
         raise ValueError(
-            f"{folder / corruption}.npy holds {images.dtype} of shape {images.shape}; expected bytes (5 · N, H, W, 3)."
+            f"{folder / corruption}.npy holds {images.dtype} of shape {images.shape}; expected bytes"
+            f" ({len(stored)} · N, H, W, 3)."
         )
-    return images[part_of_severity(len(images), severity)]
+    return images[part_of_severity(len(images), severity, stored)]
 
 
-def part_of_severity(length: int, severity: int) -> slice:
-    """Return which part of an array of that length belongs to a severity."""
-    count = length // 5
-    return slice((severity - 1) * count, severity * count)
+def stored_severities(folder: Path) -> tuple[int, ...]:
+    """Return the severities that the files of a folder hold: all five, unless it was generated with fewer."""
+    manifest = read_manifest(folder) or {}
+    return tuple(manifest.get("severities", corruptions.SEVERITIES))
+
+
+def part_of_severity(length: int, severity: int, stored: Sequence[int]) -> slice:
+    """Return which part of an array of that length belongs to a severity, of those that are stored."""
+    if severity not in stored:
+        only = ", ".join(map(str, stored))
+        raise ValueError(f"the folder was generated with severity {only} alone, and not {severity}.")
+    count, place = length // len(stored), stored.index(severity)
+    return slice(place * count, (place + 1) * count)
 
 
 def read_rows(array: np.ndarray, indices: Indices) -> np.ndarray:
@@ -68,7 +80,9 @@ def read_manifest(folder: Path) -> dict[str, Any] | None:
         manifest = json.loads(file.read_text())
         classes, versions = manifest["classes"], manifest.get("versions", {})
         text = isinstance(classes, list) and all(isinstance(one, str) for one in classes)
-        if text and isinstance(versions, dict) and manifest["made by"]:
+        stored = manifest.get("severities", [*corruptions.SEVERITIES])
+        fits = stored and stored == [one for one in corruptions.SEVERITIES if one in stored]
+        if text and fits and isinstance(versions, dict) and manifest["made by"]:
             return dict(manifest)
     except (ValueError, KeyError, TypeError, RecursionError):
         pass

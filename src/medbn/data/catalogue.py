@@ -9,7 +9,7 @@ from .cifar_c import load_cifar_c
 from .dataset import Dataset
 from .digits import digits
 from .download import Archive
-from .image_folder import load_imagenet_c
+from .image_folder import load_imagenet, load_imagenet_c
 from .registry import register
 
 _TORONTO = "https://www.cs.toronto.edu/~kriz"
@@ -134,6 +134,20 @@ def digits_c(folder: Path, corruption: str, severity: int) -> Dataset:
 
 
 register(
+    "imagenet",
+    about="ImageNet, all or some of its validation images, 224 × 224 px",
+    folder="imagenet",
+    images=50_000,
+    shape=(3, 224, 224),
+    classes=1000,
+    instructions=(
+        "ImageNet is available on request at https://image-net.org. Unpack the images to {path}/val/CLASS/IMAGE, and"
+        " to {path}/train/CLASS/IMAGE for methods that need training images. Some images of every class will do; the"
+        " names of the class folders must sort in the order of the classes of the weights."
+    ),
+)(load_imagenet)
+
+register(
     "imagenet-c",
     about="ImageNet's validation images, corrupted in 15 ways, 224 × 224 px",
     folder="ImageNet-C",
@@ -147,4 +161,5 @@ register(
         _zenodo(2235448, "digital.tar", "89157860d7b10d5797849337ca2e5c03", 7.8, folder="ImageNet-C/digital"),
     ),
     corrupted=True,
+    clean="imagenet",
 )(load_imagenet_c)

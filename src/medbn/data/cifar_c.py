@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from .arrays import LABELS, map_array, map_images, part_of_severity, read_images, read_manifest
+from .arrays import LABELS, map_array, map_images, part_of_severity, read_images, read_manifest, stored_severities
 from .dataset import Dataset, digest
 
 MOST_CLASSES = 100_000
@@ -33,12 +33,13 @@ def load_cifar_c(
     """
     folder = Path(path)
     part_images, labels = map_images(folder, corruption, severity), map_array(folder / LABELS)
-    count = len(part_images)
-    if labels.shape != (5 * count,) or labels.dtype.kind not in "ui":
+    stored = stored_severities(folder)
+    count = len(stored) * len(part_images)
+    if labels.shape != (count,) or labels.dtype.kind not in "ui":
         raise ValueError(
-            f"labels.npy of {folder} holds {labels.dtype} of shape {labels.shape}; expected {5 * count} integers."
+            f"labels.npy of {folder} holds {labels.dtype} of shape {labels.shape}; expected {count} integers."
         )
-    part_labels = torch.from_numpy(labels[part_of_severity(len(labels), severity)].astype(np.int64))
+    part_labels = torch.from_numpy(labels[part_of_severity(count, severity, stored)].astype(np.int64))
     largest = int(labels.max())
     if largest >= MOST_CLASSES:
         raise ValueError(

@@ -32,7 +32,7 @@ def fetch(
         if not info.is_present(root):
             raise FileNotFoundError(f"{name} cannot be downloaded; generate it: {info.how_to_get()}.")
         return info.path(root)
-    if info.clean and info.is_present(root) and not info.is_complete(root):
+    if info.is_generated(root) and not info.is_complete(root):
         raise FileExistsError(
             f"{info.path(root)} already holds a part of {name}: complete it with medbn data generate {name}, or"
             " remove it."

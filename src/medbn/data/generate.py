@@ -48,10 +48,11 @@ def generate(
     names: Sequence[str] = corruptions.NAMES,
     seed: int = 0,
     frost: str | Path | None = None,
+    severities: Sequence[int] = corruptions.SEVERITIES,
     jobs: int = 1,
     report: Report | None = None,
 ) -> GenerationResult:
-    """Write corruptions of a dataset at all five severities, one file ``folder/NAME.npy`` each, and ``labels.npy``.
+    """Write corruptions of a dataset, one file ``folder/NAME.npy`` each, and ``labels.npy``.
 
     A file holds (5 · N, H, W, 3) bytes, severity by severity; images of one channel are written as grey. Labels of
     segmentation are (N, H, W) bytes; those of a corruption that moves pixels are (5 · N, H, W) in
@@ -65,6 +66,8 @@ def generate(
         names: which corruptions.
         seed: of the noise.
         frost: photographs of frost, see ``corruptions.corrupt``.
+        severities: only these, where the images take much space; the files then hold as many parts, which other tools
+            do not expect. Images of one severity are the same with and without the others.
         jobs: how many processes share the work. A script that asks for several needs
             ``if __name__ == "__main__":``, because each process imports it.
         report: called as the work proceeds.
@@ -72,37 +75,44 @@ def generate(
     folder, names = Path(folder), tuple(dict.fromkeys(names))
     for name in names:
         corruptions.check(name, 5, frost)
+    for severity in severities:
+        corruptions.check_severity(severity)
+    stored = tuple(sorted(set(severities)))
+    if not stored:
+        raise ValueError("severities are some of 1 to 5, got none.")
     if jobs < 1:
         raise ValueError(f"jobs must be at least 1, got {jobs}.")
     if len(dataset):  # images or a seed that cannot be used raise an error before the folder is created
         corruptions.corrupt(_read_images(dataset, range(1)), "contrast", 1, seed=seed)
-    _write_manifest(folder, _describe(dataset, seed, frost), names)
-    _write_labels(folder, dataset)
+    _write_manifest(folder, _describe(dataset, seed, frost, stored), names)
+    _write_labels(folder, dataset, len(stored))
     skipped = tuple(name for name in names if (folder / f"{name}.npy").is_file())
     written = tuple(name for name in names if name not in skipped)
     _, height, width = dataset.shape
-    shape = (5 * len(dataset), height, width, 3)
+    shape = (len(stored) * len(dataset), height, width, 3)
     with _workers(jobs) as submit:
         for name in written:
             if isinstance(dataset, SegmentationDataset) and corruptions.get(name).move_labels:
-                _write_array(folder / moved_labels_file(name), shape[:3], _moved_labels(dataset, name, seed))
+                _write_array(folder / moved_labels_file(name), shape[:3], _moved_labels(dataset, name, seed, stored))
             progress = partial(report, name) if report else None
-            _write_array(folder / f"{name}.npy", shape, submit(_tasks(dataset, name, seed, frost)), progress)
+            _write_array(folder / f"{name}.npy", shape, submit(_tasks(dataset, name, seed, frost, stored)), progress)
     return GenerationResult(folder, written, skipped)
 
 
 Task = tuple[torch.Tensor, str, int, int, int, str | Path | None]
 
 
-def _tasks(dataset: Dataset | SegmentationDataset, name: str, seed: int, frost: str | Path | None) -> Iterator[Task]:
-    for severity, indices in _parts(dataset):
+def _tasks(
+    dataset: Dataset | SegmentationDataset, name: str, seed: int, frost: str | Path | None, severities: Sequence[int]
+) -> Iterator[Task]:
+    for severity, indices in _parts(dataset, severities):
         yield _read_images(dataset, indices), name, severity, seed, indices.start, frost
 
 
-def _parts(dataset: Dataset | SegmentationDataset) -> Iterator[tuple[int, range]]:
+def _parts(dataset: Dataset | SegmentationDataset, severities: Sequence[int]) -> Iterator[tuple[int, range]]:
     """Yield the severity and the images of each task, in the order of the file."""
     step = max(1, min(_IMAGES_PER_TASK, _BYTES_PER_TASK // math.prod(dataset.shape)))
-    for severity in corruptions.SEVERITIES:
+    for severity in severities:
         for first in range(0, len(dataset), step):
             yield severity, range(first, min(first + step, len(dataset)))
 
@@ -111,7 +121,7 @@ def _read_images(dataset: Dataset | SegmentationDataset, indices: range) -> torc
     return dataset.read_images(indices) if isinstance(dataset, SegmentationDataset) else dataset.read(indices)
 
 
-def _write_labels(folder: Path, dataset: Dataset | SegmentationDataset) -> None:
+def _write_labels(folder: Path, dataset: Dataset | SegmentationDataset, severities: int) -> None:
     """Write the labels: those of every image of a file, or those of every pixel of the clean images."""
     if isinstance(dataset, SegmentationDataset):
         if not (folder / LABELS).is_file():
@@ -120,11 +130,13 @@ def _write_labels(folder: Path, dataset: Dataset | SegmentationDataset) -> None:
         return
     kind = np.uint8 if len(dataset.classes) <= 256 else np.int64
     with replace_atomically(folder / LABELS) as partial_file, partial_file.open("wb") as file:
-        np.save(file, np.tile(dataset.labels.numpy().astype(kind), 5))
+        np.save(file, np.tile(dataset.labels.numpy().astype(kind), severities))
 
 
-def _moved_labels(dataset: SegmentationDataset, name: str, seed: int) -> Iterator[npt.NDArray[np.uint8]]:
-    for severity, indices in _parts(dataset):
+def _moved_labels(
+    dataset: SegmentationDataset, name: str, seed: int, severities: Sequence[int]
+) -> Iterator[npt.NDArray[np.uint8]]:
+    for severity, indices in _parts(dataset, severities):
         labels = dataset.read_labels(indices)
         yield corruptions.corrupt_labels(labels, name, severity, seed=seed, first=indices.start).numpy()
 
@@ -178,7 +190,9 @@ def _map_ahead(pool: ProcessPoolExecutor, tasks: Iterator[Task], depth: int) -> 
         yield future.result()
 
 
-def _describe(dataset: Dataset | SegmentationDataset, seed: int, frost: str | Path | None) -> dict[str, Any]:
+def _describe(
+    dataset: Dataset | SegmentationDataset, seed: int, frost: str | Path | None, severities: tuple[int, ...]
+) -> dict[str, Any]:
     """Return the manifest: everything that the images depend on."""
     try:
         photographs = corruptions.frost_fingerprint(frost)
@@ -193,6 +207,7 @@ def _describe(dataset: Dataset | SegmentationDataset, seed: int, frost: str | Pa
         "seed": seed,
         "frost": photographs,
         "version": corruptions.VERSION,
+        "severities": list(severities),
     }
     if isinstance(dataset, SegmentationDataset):
         colours = [list(colour) for colour in dataset.colours]
@@ -208,6 +223,7 @@ def _write_manifest(folder: Path, manifest: dict[str, Any], names: Sequence[str]
     folder.mkdir(parents=True, exist_ok=True)
     existing, versions = read_manifest(folder), {}
     if existing is not None:
+        existing.setdefault("severities", list(corruptions.SEVERITIES))  # folders from before this field existed
         different = [key for key in manifest if key != "made by" and existing.get(key) != manifest[key]]
         if different:
             raise FileExistsError(

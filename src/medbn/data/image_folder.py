@@ -12,7 +12,9 @@ import torch
 from torch import Tensor
 
 from . import corruptions
+from .arrays import LABELS
 from .batching import Indices
+from .cifar_c import load_cifar_c
 from .dataset import Dataset, digest, read_text
 from .image_file import image_size, read_image
 
@@ -79,11 +81,33 @@ def load_image_folder(
     return Dataset(name or root.name, split, classes, labels, (3, height, width), read, compute_fingerprint)
 
 
+def load_imagenet(folder: Path, split: str = "test") -> Dataset:
+    """Open ImageNet from ``val/CLASS/IMAGE`` and ``train/CLASS/IMAGE``, scaled to 256 and cropped to 224 pixels.
+
+    A part of the images will do if every class has some: classes are the folders in alphabetical order.
+    """
+    part = folder / ("train" if split == "train" else "val")
+    if not part.is_dir():
+        raise FileNotFoundError(f"imagenet has no {split} images: there is no folder {part}.")
+    return load_image_folder(part, size=224, name="imagenet", split=split)
+
+
 def load_imagenet_c(
     path: Path, corruption: str, severity: int, subset: Sequence[str] | str | Path | None = None
 ) -> Dataset:
-    """Open one corruption at one severity of ImageNet-C: all 50,000 images, or a listed subset."""
+    """Open one corruption at one severity of ImageNet-C: as published, or as ``medbn data generate`` writes it.
+
+    Args:
+        path: the folder.
+        corruption: its name.
+        severity: 1 to 5.
+        subset: of the published images, see ``load_image_folder``.
+    """
     corruptions.get(corruption)
+    if (path / LABELS).is_file():
+        if subset is not None:
+            raise ValueError(f"subset= is for the published images of ImageNet-C, and {path} was generated.")
+        return load_cifar_c(path, corruption, severity, name="imagenet-c")
     for parent in (path, *(path / group for group in corruptions.GROUPS)):
         folder = parent / corruption / str(severity)
         if folder.is_dir():

@@ -66,9 +66,13 @@ class DatasetInfo:
         """Return whether the whole dataset is there."""
         if not self.is_present(root):
             return False
-        if self.clean:
+        if self.clean and (self.is_generated(root) or not self.archives):
             return all((self.path(root) / f"{name}.npy").is_file() for name in corruptions.NAMES)
         return all((find_root(root) / archive.folder).is_dir() for archive in self.archives)
+
+    def is_generated(self, root: str | Path | None = None) -> bool:
+        """Return whether its files are arrays, as ``medbn data generate`` writes them; CIFAR's are published so too."""
+        return self.clean is not None and any(self.path(root).glob("*.npy"))
 
     def how_to_get(self) -> str:
         """Return the commands that get the dataset, for error messages."""

@@ -18,6 +18,7 @@ from ..arrays import (
     read_images,
     read_manifest,
     read_rows,
+    stored_severities,
 )
 from ..batching import Indices
 from ..dataset import digest
@@ -50,13 +51,14 @@ def load_generated_segmentation(
     images = map_images(folder, corruption, severity)
     moved = folder / moved_labels_file(corruption)
     file = moved if moved.is_file() else folder / LABELS
-    labels, count = map_array(file), 5 * len(images) if file == moved else len(images)
+    labels, stored = map_array(file), stored_severities(folder)
+    count = len(stored) * len(images) if file == moved else len(images)
     if labels.shape != (count, *images.shape[1:3]) or labels.dtype != np.uint8:
         raise ValueError(
             f"{file} holds {labels.dtype} of shape {labels.shape}; expected bytes {(count, *images.shape[1:3])}."
         )
     if file == moved:
-        labels = labels[part_of_severity(count, severity)]
+        labels = labels[part_of_severity(count, severity, stored)]
     try:
         colours = tuple((int(red), int(green), int(blue)) for red, green, blue in manifest["colours"])
         classes, scored = tuple(manifest["classes"]), tuple(int(index) for index in manifest["scored"])
