@@ -53,7 +53,7 @@ def test_a_part_of_the_severities_holds_the_same_images(clean, tmp_path):
             expected = data.corruptions.corrupt(clean.read(range(7)), "gaussian_noise", severity)
             assert torch.equal(loaded.read(range(7)), expected)
             assert torch.equal(loaded.labels, clean.labels)
-        with pytest.raises(ValueError, match="severity .* alone"):
+        with pytest.raises(ValueError, match="alone"):
             data.load(str(folder), corruption="fog", severity=3)
         with pytest.raises(FileExistsError, match="another severities"):
             data.generate(clean, folder, names=("fog",))

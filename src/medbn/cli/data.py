@@ -68,7 +68,7 @@ def _configure_generate(parser: argparse.ArgumentParser) -> None:
     corruptions = parser.add_argument("--corruptions", nargs="+", metavar="C", help="only these (default: all 15)")
     complete(corruptions, corruption_names)
     parser.add_argument(
-        "--severities", nargs="+", type=positive_int, metavar="S", help="only these, which saves space (default: 1 to 5)"
+        "--severities", nargs="+", type=positive_int, metavar="S", help="only these (default: all five)"
     )
     parser.add_argument("--frost", metavar="FOLDER", help="photographs of frost, or 'synthetic' for a drawn texture")
     parser.add_argument("--seed", type=natural_int, default=0, help="seed of the noise (default: 0)")
