@@ -283,8 +283,11 @@ class Choice:
         changed = enough & ((shares > SHARE) | ~tensors["known"])
         current = tensors["current"]
         stays = ~changed.index_select(0, current)
-        fits = enough & ~changed
-        least, best = torch.where(fits, shares, torch.inf).min(dim=0, keepdim=True)
+        # To return is a claim of its own: a young memory has bounds so wide that nearly anything is within them.
+        half = torch.full_like(tensors["tables"], 0.5 - self._settings.malicious)
+        apart, _ = changed_share(features, medians, usable, half)
+        fits = enough & tensors["known"] & ~changed & (apart <= SHARE)
+        least, best = torch.where(fits, apart, torch.inf).min(dim=0, keepdim=True)
         self._index = torch.where(stays, current, best)
         self._remembered = tensors["averages"].index_select(0, self._index).squeeze(0)
         self._medians = kernels.middle_over_images(features, usable)
