@@ -1,4 +1,4 @@
-"""What do the attacks and defences do on CIFAR-10-C? All experiments of docs/results.md, in pieces of minutes.
+"""What do the attacks and defences do on CIFAR-10-C? All stored experiments, in pieces of minutes.
 
     python experiments/reproduce.py [PIECE ...] [--store cifar10-c.db] [--minutes 9] [--jobs 4]
 
@@ -12,18 +12,13 @@ With CUDA's MPS running, several jobs share a GPU.
 
 from __future__ import annotations
 
-import argparse
-import shlex
 import sys
-import time
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
-import torch
-
-from medbn import bench, cli, gradients
-from medbn.bench import DEFENCES, Event, Recipe
+from _pieces import add_options, run, select_attacks, shuffled
+from medbn import bench, cli
+from medbn.bench import DEFENCES, Recipe
 
 ALL = ("source", "tebn", "tent", "eta", "eata", "sar", "sotta", "sema", "mdia")
 FAMILIES = ("gaussian_noise", "defocus_blur", "fog", "contrast", "jpeg_compression")
@@ -32,11 +27,6 @@ SEEDS = (1, 2, 3, 4)
 """Each gives other batches with other targets."""
 LASTING = (*DEFENCES, "image_median@0.5")
 MIXED = (*DEFENCES, "mean@0.6", "median@0.6", *(f"image_median@{prior}" for prior in (0.5, 0.6, 0.7, 0.8)))
-
-
-def shuffled(name: str, seeds: tuple[int, ...] = (1,), **narrowing: Any) -> Recipe:
-    """Return a recipe of the bench on CIFAR-10-C with shuffled streams; ``narrowing`` is that of ``Recipe.narrow``."""
-    return bench.recipes.get(name).narrow(data=["cifar10-c"], seeds=seeds, **narrowing)
 
 
 def in_file_order(name: str, recipe: str, **narrowing: Any) -> Recipe:
@@ -63,16 +53,6 @@ def poison_past(name: str, **narrowing: Any) -> Recipe:
     """Return a recipe with ``past`` in which every batch is attacked indiscriminately and the poison stays."""
     base = replace(past(name, "worst-case", corruptions=FAMILIES[::2], **narrowing), scenario="cumulative")
     return select_attacks(base, objective="indiscriminate")
-
-
-def select_attacks(recipe: Recipe, *, objective: str | None = None, gradients: tuple[str, ...] = ()) -> Recipe:
-    """Return a recipe with the attacks that have this objective and one of these gradients."""
-    attacks = recipe.attacks
-    if objective:
-        attacks = tuple(attack for attack in attacks if attack.objective == objective)
-    if gradients:
-        attacks = tuple(attack for attack in attacks if attack.gradient in gradients)
-    return replace(recipe, attacks=attacks)
 
 
 PIECES: dict[str, list[Recipe]] = {
@@ -147,66 +127,11 @@ PIECES: dict[str, list[Recipe]] = {
 }
 
 
-def main() -> None:
+def main() -> int:
     parser = cli.Parser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("pieces", nargs="*", metavar="PIECE", help=", ".join(PIECES))
-    parser.add_argument("--store", type=Path, default=Path("cifar10-c.db"), help="default: %(default)s")
-    parser.add_argument("--minutes", type=cli.positive_float, help="stop after this long")
-    parser.add_argument("--jobs", type=cli.positive_int, default=1, help="processes (default: 1)")
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--batches", type=cli.positive_int, help="of each stream, instead of what is reported")
-    parser.add_argument("--seeds", type=cli.natural_int, nargs="+", help="of the streams: other batches and targets")
-    parser.add_argument("--estimators", nargs="+", help="instead of all")
-    parser.add_argument(
-        "--gradients",
-        nargs="+",
-        choices=gradients.available(),
-        metavar="G",
-        help=f"of {', '.join(gradients.available())}",
-    )
-    parser.add_argument("--smoke", action="store_true", help="on digits and a small model, in seconds")
-    parser.add_argument("--seal", type=Path, metavar="FILE", help="copy the results there at the end")
-    options = parser.parse_args()
-    unknown = [name for name in options.pieces if name not in PIECES]
-    if unknown:
-        parser.error(f"pieces are {', '.join(PIECES)}, not {unknown[0]}.")
-    recipes = [_narrow(recipe, options) for name in options.pieces or PIECES for recipe in PIECES[name]]
-    place = bench.Place(device=cli.choose_device(options.device))
-    executor = bench.Processes(place, options.jobs) if options.jobs > 1 else None
-    began, batches = time.monotonic(), 0
-
-    def print_progress(event: Event) -> None:
-        nonlocal batches
-        if event.kind == "batch":
-            batches += 1
-            if batches % 50 == 0:
-                print(f"{time.monotonic() - began:5.0f} s  {batches} batches  {event.cell.label}", flush=True)
-
-    done = bench.run(
-        recipes,
-        options.store,
-        place=place,
-        executor=executor,
-        on_event=print_progress,
-        seconds=60 * options.minutes if options.minutes else None,
-        command=shlex.join(["python", "experiments/reproduce.py", *sys.argv[1:]]),
-    )
-    print(f"{batches} batches in {time.monotonic() - began:.0f} s; {'all is done' if done else 'to be continued'}.")
-    if options.seal:
-        options.seal.unlink(missing_ok=True)
-        with bench.Store(options.store, create=False) as store:
-            store.seal(options.seal)
-
-
-def _narrow(recipe: Recipe, options: argparse.Namespace) -> Recipe:
-    """Return the recipe with the changes that the options ask for."""
-    recipe = recipe.smoke() if options.smoke else recipe
-    seeds = tuple(options.seeds) if options.seeds else None
-    recipe = recipe.narrow(batches=options.batches, estimators=options.estimators, seeds=seeds)
-    if options.gradients and recipe.attacks:
-        selected = select_attacks(recipe, gradients=tuple(options.gradients))
-        recipe = selected if selected.attacks else recipe
-    return recipe
+    add_options(parser, "cifar10-c.db")
+    return run(parser, parser.parse_args(), PIECES)
 
 
 if __name__ == "__main__":

@@ -216,7 +216,7 @@ def worst_case() -> Recipe:
     """Ours: every estimator against exact, straight-through and smooth gradients, and the worst of them."""
     kinds = tuple(Attack(o, gradient=g) for o in ("targeted", "indiscriminate") for g in GRADIENTS)
     return Recipe(
-        settings=(CIFAR10,),
+        settings=THREE,
         methods=("tebn", "tent"),
         estimators=("mean", "median", "mad", "mad_scaled", "image_median"),
         attacks=kinds,

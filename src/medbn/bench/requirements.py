@@ -111,7 +111,7 @@ def _weights_hint(setting: Setting, path: Path) -> str:
     source = None if _is_folder(setting.data) else data.get(setting.data)
     clean = setting.clean or (source.clean if source and source.corrupted else setting.data)
     named = setting.weights is not None
-    fetch = "" if named or path.stem not in models.WEIGHTS else f"get it: medbn models fetch {path.stem}; or "
+    fetch = "" if path.stem not in models.WEIGHTS else f"get it: medbn models fetch {path.stem}; or "
     give = "name another file" if named else "give medbn run a file with --weights"
     if setting.model not in models.available() or clean is None:
         return fetch + give

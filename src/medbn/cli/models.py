@@ -1,19 +1,22 @@
-"""``medbn models``: list the models, and get weights of some of them."""
+"""``medbn models``: list the models, get weights of some of them, and measure their accuracy."""
 
 from __future__ import annotations
 
 import argparse
 
-from ._arguments import add_root
-from ._completion import complete, weights_names
+from ._arguments import add_device, add_root, choose_device, positive_int
+from ._completion import complete, dataset_names, model_names, weights_names
 from ._terminal import format_table, show_progress
 
-SUMMARY = "list the models that `medbn train` and recipes know by name, and get weights"
+SUMMARY = "list the models that `medbn train` and recipes know by name, get weights, measure accuracy"
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add the actions of the command; without one, it lists the models."""
-    parser.epilog = "examples:\n  medbn models\n  medbn models fetch resnet26-cifar10 --from weights"
+    parser.epilog = (
+        "examples:\n  medbn models\n  medbn models fetch resnet26-cifar10 --from weights\n"
+        "  medbn models accuracy resnet26 --data cifar10"
+    )
     actions = parser.add_subparsers(title="actions", metavar="ACTION")
     actions.add_parser("list", help="list the models and the weights (the default)").set_defaults(run=list_models)
     action = actions.add_parser("fetch", help="get weights, verify them and put them into the data folder")
@@ -23,7 +26,26 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     add_root(action)
     action.set_defaults(run=fetch)
+    _configure_accuracy(
+        actions.add_parser("accuracy", help="measure how many clean images a model classifies correctly")
+    )
     parser.set_defaults(run=list_models)
+
+
+def _configure_accuracy(parser: argparse.ArgumentParser) -> None:
+    complete(parser.add_argument("model", metavar="MODEL", help="a model that `medbn models` lists"), model_names)
+    data = parser.add_argument(
+        "--data", required=True, metavar="NAME", help="a dataset of `medbn data list`, or a path"
+    )
+    complete(data, dataset_names)
+    parser.add_argument(
+        "--weights", metavar="FILE", help="default: MODEL-DATA.safetensors in the data folder's models/"
+    )
+    parser.add_argument("--images", type=positive_int, metavar="N", help="the first N test images (default: all)")
+    parser.add_argument("--batch-size", type=positive_int, default=50, metavar="N", help="default: 50")
+    add_device(parser)
+    add_root(parser)
+    parser.set_defaults(run=measure_accuracy)
 
 
 def list_models(options: argparse.Namespace) -> None:
@@ -54,3 +76,28 @@ def fetch(options: argparse.Namespace) -> None:
     with show_progress(options.name, unit="bytes") as bar:
         path = models.fetch(options.name, options.root, source=options.source, progress=bar.update)
     print(f"{options.name} is in {path}, verified")
+
+
+def measure_accuracy(options: argparse.Namespace) -> None:
+    """Print the share of clean test images that a model classifies correctly, with its interval."""
+    import torch
+
+    from .. import bench, data, models
+
+    device = choose_device(options.device)
+    dataset = data.load(options.data, root=options.root)
+    folder = data.find_root(options.root) / models.FOLDER
+    weights = options.weights or folder / f"{options.model}-{dataset.name}.safetensors"
+    model = models.get(options.model, classes=len(dataset.classes), channels=dataset.shape[0], weights=weights).to(
+        device
+    )
+    total = min(options.images or len(dataset), len(dataset))
+    correct = 0
+    with torch.no_grad(), show_progress(f"{options.model} on {dataset.name}") as bar:
+        for start in range(0, total, options.batch_size):
+            part = range(start, min(start + options.batch_size, total))
+            logits = model(dataset.read(part).to(device).float() / 255)
+            correct += int((logits.argmax(1) == dataset.labels[part.start : part.stop].to(device)).sum())
+            bar.update(part.stop, total)
+    value, low, high = bench.intervals.wilson(correct, total)
+    print(f"{correct:,} of {total:,} test images of {dataset.name}: {value:.2%} ({low:.2%} to {high:.2%})")

@@ -7,7 +7,7 @@ import importlib as _importlib
 import pkgutil as _pkgutil
 
 from .external import LIBRARIES
-from .fetch import WEIGHTS, Weights, fetch
+from .fetch import FOLDER, WEIGHTS, Weights, fetch
 from .input_normalisation import InputNormalisation, NormalisedModel
 from .registry import available, get, get_function, register, unregister
 from .weights import fingerprint, load, metadata, require_safetensors, save
@@ -16,6 +16,7 @@ for _file in _pkgutil.iter_modules(__path__):
     _importlib.import_module(f"{__name__}.{_file.name}")
 
 __all__ = [
+    "FOLDER",
     "LIBRARIES",
     "WEIGHTS",
     "InputNormalisation",

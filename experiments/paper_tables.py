@@ -1,0 +1,150 @@
+"""What do the paper's tables say on CIFAR-100-C and ImageNet-C, and what was missing on CIFAR-10-C? Pieces of a run.
+
+    python experiments/paper_tables.py BENCHMARK [PIECE ...] [--store FILE] [--minutes 9] [--jobs 4]
+
+BENCHMARK is cifar10-c, cifar100-c or imagenet-c. Without a piece, all of them run in the order below: what matters most
+comes first. Every finished batch is stored at once: run the same command again until it says that all is done. What is
+missing is named before anything starts, with the command that gets it. With CUDA's MPS running, several jobs share a
+GPU. ``medbn report STORE`` shows the paper's numbers beside what was measured.
+
+None of this has been run on a GPU yet: there are no times.
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from typing import Any
+
+from _pieces import Pieces, add_options, run, select_attacks, shuffled
+from medbn import bench, cli
+from medbn.bench import DEFENCES, Recipe
+from medbn.data import find_root
+
+EVERY = ("source", "tebn", "tent", "eta", "eata", "sar", "sotta", "sema", "mdia")
+OTHERS = ("tent", "eta", "sar", "sotta", "sema", "mdia")
+AVERAGING = ("sema", "sotta", "mdia")
+LASTING = (*DEFENCES, "image_median@0.5")
+WORST = ("mean", "median", "mad", "image_median", "image_median@0.5")
+FAMILIES = ("gaussian_noise", "fog", "jpeg_compression")
+"""One corruption of each kind, for streams on which poison stays."""
+OBJECTIVES = ("targeted", "indiscriminate")
+POISONED = ("tebn", "eata", "sotta", "sema")
+
+
+def worst_case(data: str, objective: str, seeds: tuple[int, ...] = (1,), **narrowing: Any) -> Recipe:
+    """Return the three gradients against TeBN with one objective."""
+    narrowing = {"methods": ("tebn",), "batches": 1, **narrowing}
+    return select_attacks(shuffled("worst-case", data, seeds, **narrowing), objective=objective)
+
+
+def past(data: str, batches: int, poisoned: int) -> list[Recipe]:
+    """Return ``past`` without attack, which shows what is predicted so anyway, and with poison that stays."""
+    anyway = shuffled("no-attack", data, methods=("past",), estimators=LASTING, batches=batches)
+    poison = worst_case(
+        data, "indiscriminate", methods=("past",), estimators=LASTING, batches=poisoned, corruptions=FAMILIES
+    )
+    return [
+        replace(anyway, name="past-no-attack", about="Ours: a moving average of the batches before, without attack."),
+        replace(
+            poison,
+            name="past-cumulative",
+            scenario="cumulative",
+            about="Ours: poison that stays in a moving average of the batches before.",
+        ),
+    ]
+
+
+def cumulative(data: str, batches: int) -> list[Recipe]:
+    """Return both attacks on one corruption of each kind where the poison stays."""
+    narrowing: dict[str, Any] = {"methods": POISONED, "batches": batches, "corruptions": FAMILIES}
+    return [shuffled(f"{objective}-cumulative-per-corruption", data, **narrowing) for objective in OBJECTIVES]
+
+
+def cifar10() -> Pieces:
+    """Return what docs/results/cifar10-c.md lists as missing."""
+    data, again = "cifar10-c", ("sar", "sotta")
+    return {
+        "knowledge": [shuffled("knowledge", data, (1, 2, 3, 4), batches=1)],
+        "architectures": [shuffled("architectures", data, batches=1)],
+        "changed-methods": [
+            shuffled("no-attack", data, methods=again, batches=10),
+            shuffled("targeted-instant", data, (1, 2, 3, 4), methods=again, batches=1),
+            shuffled("indiscriminate-instant", data, methods=again, batches=1),
+        ],
+        "cumulative": [shuffled("cumulative", data, batches=3)],
+        "sizes": [shuffled(f"{name}-indiscriminate", data, batches=1) for name in ("malicious", "batch-size")],
+        "priors": [worst_case(data, "indiscriminate", estimators=("mad", "image_median@0.5"))],
+    }
+
+
+def cifar100() -> Pieces:
+    """Return the paper's tables on CIFAR-100-C, and the worst of three gradients."""
+    data = "cifar100-c"
+    return {
+        "no-attack": [shuffled("no-attack", data, methods=EVERY, batches=10)],
+        "instant": [
+            shuffled("targeted-instant", data, (1, 2, 3, 4), methods=("tebn",), batches=1),
+            shuffled("targeted-instant", data, (1, 2), methods=OTHERS, batches=1),
+            shuffled("indiscriminate-instant", data, batches=1),
+        ],
+        "worst-case": [
+            worst_case(data, "targeted", (1, 2, 3, 4), estimators=WORST),
+            worst_case(data, "indiscriminate", estimators=WORST),
+        ],
+        "past": past(data, batches=50, poisoned=6),
+        "cumulative": cumulative(data, batches=3),
+        "mad": [shuffled("mad", data, batches=1)],
+        "sizes": [shuffled(f"{n}-{o}", data, batches=1) for n in ("malicious", "batch-size") for o in OBJECTIVES],
+        "architectures": [shuffled("architectures", data, batches=1)],
+    }
+
+
+def imagenet() -> Pieces:
+    """Return the paper's tables on ImageNet-C, and the worst of three gradients, on 1,000 images of each corruption.
+
+    EATA weighs parameters by source images: as here, its authors take clean validation images.
+    """
+    data = "imagenet-c"
+    others = ("straight_through", "smooth")
+    pieces = {
+        "no-attack": [shuffled("no-attack", data, methods=EVERY, batches=5)],
+        "instant": [
+            shuffled("targeted-instant", data, (1, 2), methods=("tebn",), batches=1),
+            select_attacks(worst_case(data, "targeted", estimators=DEFENCES), gradients=others),
+            shuffled("targeted-instant", data, methods=AVERAGING, batches=1),
+            shuffled("indiscriminate-instant", data, methods=("tebn",), batches=1),
+        ],
+        "worst-case": [worst_case(data, objective, estimators=WORST) for objective in OBJECTIVES],
+        "past": past(data, batches=5, poisoned=3),
+        "cumulative": cumulative(data, batches=2),
+        "mad": [shuffled("mad", data, batches=1)],
+    }
+    return {name: [_with_validation_images(recipe) for recipe in recipes] for name, recipes in pieces.items()}
+
+
+def _with_validation_images(recipe: Recipe) -> Recipe:
+    """Return a recipe whose source images are the clean validation images."""
+    clean = str(find_root() / "imagenet" / "val")
+    settings = tuple(replace(s, clean=clean, weights=bench.weights_path(s)) for s in recipe.settings)
+    return replace(recipe, settings=settings)
+
+
+BENCHMARKS = {"cifar10-c": cifar10, "cifar100-c": cifar100, "imagenet-c": imagenet}
+
+
+def main() -> int:
+    parser = cli.Parser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("benchmark", choices=BENCHMARKS, metavar="BENCHMARK", help=", ".join(BENCHMARKS))
+    pieces = {name: make() for name, make in BENCHMARKS.items()}
+    listed = "; ".join(f"{name}: {', '.join(found)}" for name, found in pieces.items())
+    parser.add_argument("pieces", nargs="*", metavar="PIECE", help=listed)
+    add_options(parser, "BENCHMARK.db")
+    options = parser.parse_args()
+    if options.store.name == "BENCHMARK.db":
+        options.store = options.store.with_name(f"{options.benchmark}.db")
+    return run(parser, options, pieces[options.benchmark])
+
+
+if __name__ == "__main__":
+    sys.exit(cli.run_program("paper_tables.py", main))
