@@ -161,14 +161,6 @@ def test_a_run_of_which_another_process_does_a_part_is_not_finished(tmp_path, ca
     assert "another process is running 3 of the streams" in capsys.readouterr().err
 
 
-def test_train_checks_before_it_trains_that_it_can_save(tmp_path, capsys, monkeypatch):
-    monkeypatch.setitem(sys.modules, "safetensors.torch", None)
-    monkeypatch.setattr("medbn.training.train", lambda *arguments, **options: pytest.fail("trained"))
-    out = str(tmp_path / "x.safetensors")
-    assert main(["train", "resnet-small", "--data", "digits", "--out", out, "--quiet"]) == 2
-    assert "safetensors" in capsys.readouterr().err
-
-
 def test_a_recipe_that_takes_months_says_how_to_shorten_it_and_what_it_takes_on_a_gpu(monkeypatch, capsys, tmp_path):
     monkeypatch.setattr("medbn.bench.time_estimate.calibrate", lambda device: 1e11)
     for name, narrowed in (("targeted-instant", True), ("demo", False)):

@@ -3,7 +3,6 @@
 import json
 import os
 import pickle
-import sys
 import zipfile
 from collections import OrderedDict
 from pathlib import Path
@@ -268,20 +267,6 @@ def test_a_failed_save_leaves_the_old_file_and_nothing_else(model, tmp_path, mon
 def test_only_safetensors_are_written(model, tmp_path):
     with pytest.raises(ValueError, match=r"\.safetensors"):
         models.save(model, tmp_path / "weights.pt")
-
-
-def test_without_safetensors_the_error_names_the_extra(model, tmp_path, monkeypatch):
-    path = tmp_path / "weights.safetensors"
-    models.save(model, path)
-    monkeypatch.setitem(sys.modules, "safetensors.torch", None)
-    monkeypatch.setitem(sys.modules, "safetensors", None)
-    for call in (models.load, models.save):
-        with pytest.raises(ImportError, match=r"medbn\[bench\]"):
-            call(model, path)
-    with pytest.raises(ImportError, match=r"medbn\[bench\]"):
-        models.metadata(path)
-    torch.save(model.state_dict(), tmp_path / "weights.pt")
-    models.load(model, tmp_path / "weights.pt")  # needs none of it
 
 
 @pytest.mark.parametrize(

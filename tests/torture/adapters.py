@@ -8,6 +8,7 @@ import itertools
 import random
 import signal
 import sys
+import tempfile
 import threading
 import time
 from pathlib import Path
@@ -89,6 +90,33 @@ def load_a_state(rng: random.Random, folder: Path) -> str:
         require(all(torch.equal(v, after[k]) for k, v in weights.items()), "a refused state changed the model")
     _require_service(adapter, "after the file was loaded" if done else "after a refusal")
     return "loaded" if done else "refused"
+
+
+@functools.cache
+def _file(method: str) -> bytes:
+    adapter = make(small_model(), method)
+    for images in _batches(random.Random(method), 3):
+        adapter(images)
+    with tempfile.TemporaryDirectory() as folder:
+        adapter.save(Path(folder) / "state")
+        return (Path(folder) / "state").read_bytes()
+
+
+@kind("state-files", 2000)
+def load_a_state_file(rng: random.Random, folder: Path) -> str:
+    """An altered file of a state is refused in one line and changes nothing, or has the same state in it."""
+    method = rng.choice(list(METHODS))
+    path = folder / "state.safetensors"
+    path.write_bytes(_file(method))
+    saved, adapter = make(small_model(), method), make(small_model(), method)
+    saved.load(path)
+    adapter(_batches(rng, 1)[0])
+    before = state(adapter)
+    path.write_bytes(alter_bytes(rng, _file(method)))
+    done, _ = attempt(lambda: adapter.load(path), ValueError)
+    expected = state(saved) if done else before
+    require(_same(expected, state(adapter)), "another state was loaded" if done else "a refused file changed something")
+    return "as saved" if done else "refused"
 
 
 @kind("threads", 200)

@@ -36,7 +36,7 @@ COMMANDS = {
     "run experiments": ("recipes", "run", "report", "figure"),
     "data and models": ("data", "models", "train"),
     "measure": ("speed",),
-    "in service": ("monitor",),
+    "in service": ("monitor", "state"),
 }
 """The commands by task, in the order of ``medbn --help``."""
 

@@ -77,7 +77,6 @@ def run(options: argparse.Namespace) -> None:
     """Train a model and save its weights."""
     from .. import data, models
 
-    models.require_safetensors()
     segmentation = data.task_of(options.data) == "segmentation"
     if not segmentation:
         for name in SEGMENTATION:

@@ -12,6 +12,7 @@ from ._call import Inputs, Predictions, extract_logits, mean_over, predict_logit
 from ._changes import image_features
 from ._registry import PRESETS, available, get, options, register, unregister
 from ._stages import group_stages
+from ._state_file import StateInfo, state_info
 from ._surrogate import Surrogate
 from .base import Adapter
 from .learner import Learner
@@ -25,6 +26,7 @@ __all__ = [
     "Inputs",
     "Learner",
     "Predictions",
+    "StateInfo",
     "Surrogate",
     "adapt",
     "available",
@@ -36,5 +38,6 @@ __all__ = [
     "options",
     "predict_logits",
     "register",
+    "state_info",
     "unregister",
 ]

@@ -1,14 +1,15 @@
 """The state of an adapter: everything that adapts, as one value in memory and on disk.
 
-``snapshot`` and ``restore`` return to the same bits; ``reset`` returns to the source model; ``state_dict`` carries the
-same, and the source model, through a file.
+``snapshot`` and ``restore`` return to the same bits; ``reset`` returns to the source model; ``save`` and ``load`` carry
+the same through a file, and ``state_dict`` does with the source model.
 """
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from typing import Any, TypeVar, cast
+from pathlib import Path
+from typing import Any, ClassVar, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +19,7 @@ from torch.utils._pytree import tree_map
 from ..layers import RobustBatchNorm
 from ._check_state import Values, check_loaded, check_model, check_state
 from ._journal import Journal, Lock, copy_tensors, exclusive, remember_tensors
+from ._state_file import load_state, save_state
 
 T = TypeVar("T")
 
@@ -27,6 +29,15 @@ class Stateful(nn.Module):
 
     ``memory`` is a dictionary of tensors, numbers, strings, and lists and dictionaries of those.
     """
+
+    version: ClassVar[int] = 1
+    """Raised when the same options, or other defaults of the same preset, give other numbers. Results of the bench are
+    then run again, and files of older states are refused."""
+    image_entries: ClassVar[tuple[str, ...]] = ("collected",)
+    """The entries of ``memory`` that hold images of users, or say something about each of them. Files written with
+    ``save(path, memory=False)`` have the source state's in their place."""
+    given_options: dict[str, Any]
+    """The options with which the adapter was made."""
 
     def __init__(self, model: nn.Module, seed: int) -> None:
         super().__init__()
@@ -153,6 +164,38 @@ class Stateful(nn.Module):
             )
         self.memory = tree_map(lambda v: self._to_model(v.clone()) if isinstance(v, Tensor) else v, snapshot["memory"])
         self.generator.set_state(snapshot["random"].cpu())
+
+    def save(self, path: str | Path, *, memory: bool = True) -> None:
+        """Write everything that adapts to a safetensors file, completely or not at all.
+
+        The file has the learned parameters, moving averages, optimiser, memory and random generator, now and at the
+        start, and a hash of the source model's weights, but not these weights. SoTTA remembers images of users, and so
+        does what collects the images of small calls: their files hold these images.
+
+        Args:
+            path: the file; ``.safetensors`` is usual.
+            memory: whether to save the images in memory. Without them, a loaded adapter begins with none; predictions
+                are the same until those images would have been learned from or committed.
+        """
+        save_state(self, path, memory=memory)
+
+    @exclusive
+    def load(self, path: str | Path) -> None:
+        """Load a file that ``save`` has written: all of it, or nothing if there is anything wrong with it.
+
+        What follows is what would have followed where it was saved, to the bit on the same machine. The file must be of
+        the same method, version, source weights and estimators; options such as ``lr`` stay this adapter's own.
+        """
+        with torch.inference_mode(False):
+            state = load_state(self, path)
+            before, source_state = self.snapshot(), self.source_state
+            try:
+                self.source_state = tree_map(self._to_model, state["source"])
+                self.restore(state["now"])
+            except BaseException:
+                self.source_state = source_state
+                self.restore(before)
+                raise
 
     @exclusive
     def reset(self) -> None:

@@ -10,6 +10,7 @@ Attributes of the class:
     ``label``: what reports call the method; the name of the class by default.
     ``presets``: options that differ from their defaults, by benchmark.
     ``version``: raised when the method's numbers change.
+    ``image_entries``: the entries of ``memory`` that hold images of users; none by default.
     ``policy``: which statistics the layers normalise with.
     ``adapts``, ``needs_source_images``, ``commits_in_update``, ``surrogate_from_policies``: see below.
 
@@ -78,9 +79,6 @@ class Adapter(Stateful):
 
     label: ClassVar[str] = "Adapter"
     """What reports call the method: the name of the class, unless the class itself sets it."""
-    version: ClassVar[int] = 1
-    """Raised when the same options, or other defaults of the same preset, give other numbers. Results of the bench are
-    then run again."""
     presets: ClassVar[dict[str, dict[str, Any]]] = {}
     """Options that differ from the defaults, which are those of CIFAR-10, by benchmark."""
     policy: Policy = policies.batch()
@@ -105,8 +103,9 @@ class Adapter(Stateful):
                 setattr(cls, name, default)
 
     def __new__(cls, *args: Any, **options: Any) -> Adapter:
-        """Note the options, for ``surrogate_key``."""
+        """Note the options, for ``surrogate_key`` and for files of the state."""
         adapter: Adapter = super().__new__(cls)
+        adapter.given_options = {name: value for name, value in options.items() if name not in ("model", "source")}
         if not cls.surrogate_from_policies:
             adapter._options_key = make_hashable((args[1:], {k: v for k, v in options.items() if k != "model"}))
         return adapter

@@ -51,6 +51,7 @@ class SoTTA(Learner):
 
     version: ClassVar[int] = 2  # before, ``statistics`` was ``"batch"``
     freezes_last_stage: ClassVar[bool] = True
+    image_entries: ClassVar[tuple[str, ...]] = (*Learner.image_entries, "images", "classes")
     presets: ClassVar[dict[str, dict[str, Any]]] = {"cifar100": {"confidence": 0.66}, "imagenet": {"confidence": 0.33}}
     surrogate_from_policies: ClassVar[bool] = True
 

@@ -10,7 +10,7 @@ from .external import LIBRARIES
 from .fetch import FOLDER, WEIGHTS, Weights, fetch
 from .input_normalisation import InputNormalisation, NormalisedModel
 from .registry import available, get, get_function, register, unregister
-from .weights import fingerprint, load, metadata, require_safetensors, save
+from .weights import fingerprint, load, metadata, save
 
 for _file in _pkgutil.iter_modules(__path__):
     _importlib.import_module(f"{__name__}.{_file.name}")
@@ -30,7 +30,6 @@ __all__ = [
     "load",
     "metadata",
     "register",
-    "require_safetensors",
     "save",
     "unregister",
 ]

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from .._errors import abbreviate
-from .._files import replace_atomically
+from .._tensor_files import hash_tensors, read_tensors, write_tensors
 from .input_normalisation import InputNormalisation, NormalisedModel
 
 # The keys under which training scripts and RobustBench store a state_dict, and the prefixes of its names.
@@ -75,34 +75,27 @@ def save(model: nn.Module, path: str | Path, /, **metadata: object) -> None:
     path = Path(path)
     if path.suffix.lower() != _SAFE:
         raise ValueError(f"weights are saved as safetensors, got {str(path)!r}; give a name that ends in {_SAFE!r}.")
-    require_safetensors()
-    from safetensors.torch import save as serialise
-
     core, normalise = _split(model)
     tensors = {name: value for name, value in core.state_dict().items() if isinstance(value, Tensor)}
     if normalise is not None:
         for name, constant in _CONSTANTS.items():
             tensors.setdefault(name, getattr(normalise, constant))
-    # Clones, because safetensors refuses tensors that share memory, as tied weights do.
-    tensors = {name: value.detach().cpu().contiguous().clone() for name, value in tensors.items()}
     path.parent.mkdir(parents=True, exist_ok=True)
-    with replace_atomically(path) as partial:
-        # Not safetensors' save_file, whose files only their owner may read.
-        facts = {**getattr(core, "settings", {}), **metadata}
-        partial.write_bytes(serialise(tensors, {name: str(value) for name, value in facts.items()}))
+    facts = {**getattr(core, "settings", {}), **metadata}
+    write_tensors(path, tensors, {name: str(value) for name, value in facts.items()})
 
 
 def metadata(path: str | Path) -> dict[str, str]:
     """Return the metadata of a ``.safetensors`` file."""
     path = _check_file(Path(path))
-    require_safetensors()
     from safetensors import SafetensorError, safe_open
 
     try:
         with safe_open(path, "pt") as file:
             return dict(file.metadata() or {})
     except SafetensorError as error:
-        raise _damaged(path, error) from error
+        problem = f"it is not a complete safetensors file ({error})"
+        raise ValueError(f"weights {str(path)!r}: {problem}; get the file again.") from error
 
 
 def fingerprint(model: nn.Module) -> str:
@@ -117,10 +110,7 @@ def fingerprint(model: nn.Module) -> str:
         state |= {f"normalise.{name}": getattr(normalise, name) for name in _CONSTANTS.values()}
     settings = getattr(core, "settings", None)
     digest = hashlib.blake2b(repr(sorted(settings.items())).encode() if settings else b"", digest_size=16)
-    for name, value in sorted(state.items()):
-        if isinstance(value, Tensor):
-            digest.update(f"{name} {value.dtype} {tuple(value.shape)}\n".encode())
-            digest.update(value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    hash_tensors(digest, ((name, value) for name, value in sorted(state.items()) if isinstance(value, Tensor)))
     return digest.hexdigest()
 
 
@@ -142,16 +132,10 @@ def _read(path: Path) -> object:
     """Return the content of a file of weights."""
     _check_file(path)
     if path.suffix.lower() == _SAFE:
-        require_safetensors()
-        from safetensors import SafetensorError
-        from safetensors.torch import load_file
-
         try:
-            return load_file(path)
-        except SafetensorError as error:
-            raise _damaged(path, error) from error
-        except (KeyError, TypeError, ValueError, RuntimeError) as error:  # a dtype that this torch does not have
-            raise ValueError(f"weights {str(path)!r} cannot be read: {error}.") from error
+            return read_tensors(path)[0]
+        except ValueError as error:
+            raise ValueError(f"weights {str(path)!r}: {error}; get the file again.") from error
     _refuse_compressed(path)
     try:
         return torch.load(path, map_location="cpu", weights_only=True)
@@ -252,15 +236,3 @@ def _check_values(path: Path, state: dict[str, Any], expected: Mapping[str, Any]
         raise ValueError(
             f"weights {str(path)!r} are damaged: {abbreviate(problems)}. Get the file again; nothing was loaded."
         )
-
-
-def require_safetensors() -> None:
-    """Raise an ImportError that says what to install if safetensors is missing."""
-    try:
-        import safetensors.torch  # noqa: F401
-    except ImportError as error:
-        raise ImportError("safetensors is needed for this file of weights: pip install 'medbn[bench]'.") from error
-
-
-def _damaged(path: Path, error: Exception) -> ValueError:
-    return ValueError(f"weights {str(path)!r} are not a complete safetensors file ({error}); get the file again.")
