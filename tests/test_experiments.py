@@ -233,6 +233,26 @@ def test_the_time_that_the_monitor_takes_is_a_ratio(monkeypatch, capsys, tmp_pat
 
 
 @pytest.mark.slow
+def test_a_stream_under_attack_is_measured_once_and_drawn_from_its_record(monkeypatch, capsys, tmp_path):
+    pytest.importorskip("matplotlib")
+    assert run(monkeypatch, "attacked_stream.py", "--batches", "8", "--steps", "2", "--json", "s.json") == 0
+    first = capsys.readouterr().out
+    rows = json.loads((tmp_path / "s.json").read_text())["rows"]
+    attacked = {(row["name"], row["gradient"]): row["errors"] for row in rows}
+    names = dict.fromkeys(row["name"] for row in rows)
+    assert first.count("\n") == 2 + len(names)
+    for (name, _), errors in attacked.items():
+        assert errors[:6] == attacked[name, None][:6]  # the attack begins with the seventh batch
+    name = list(names)[1]
+    assert attacked[name, "exact"][6] > attacked[name, None][6]  # two steps harm BatchNorm
+    name = list(names)[-1]
+    assert attacked[name, "exact"][6] == attacked[name, None][6]  # and nobody within a batch of past
+    assert run(monkeypatch, "attacked_stream.py", "--from", "s.json", "--draw", ".") == 0
+    assert capsys.readouterr().out == first
+    assert all("<svg" in (tmp_path / f"attacked-stream-{theme}.svg").read_text() for theme in ("light", "dark"))
+
+
+@pytest.mark.slow
 def test_changes_are_found_in_digits_and_owned_batches_are_harmless(monkeypatch, capsys, tmp_path):
     options = "--data digits --batches 2 --steps 1 --corruptions brightness contrast --methods 0 2 --shares 0.5"
     assert run(monkeypatch, "changes.py", *options.split(), "--orders", "1", "--json", "out.json") == 0

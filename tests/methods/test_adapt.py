@@ -72,7 +72,7 @@ def test_copies_adapt_on_their_own(method, model, batches):
 
 def test_an_estimator_of_none_keeps_those_of_the_model(model):
     plain = medbn.adapt(model, "tebn")
-    assert {layer.estimator.name for layer in plain.layers.values()} == {"median"}
+    assert {layer.estimator.name for layer in plain.layers.values()} == {"image_median@0.5"}
     medbn.convert(model, "image_median", include="layer2.*", nonfinite="propagate")
     partly = medbn.adapt(model, "tebn")
     assert {name: layer.estimator.name for name, layer in partly.layers.items()} == {
@@ -85,6 +85,14 @@ def test_an_estimator_of_none_keeps_those_of_the_model(model):
     assert len(chosen.layers) == 7
     some = medbn.adapt(model, "tebn", "mad", exclude="layer3.*")
     assert not any(name.startswith("layer3") for name in some.layers)
+
+
+def test_the_default_is_what_the_results_support(model, batches):
+    default, recommended = medbn.adapt(model), medbn.adapt(model, "past", "image_median@0.5")
+    for x in batches:
+        assert torch.equal(default(x), recommended(x))
+    state, expected = default.state_dict(), recommended.state_dict()
+    assert str(state.keys()) == str(expected.keys())
 
 
 def test_convert_adapt_and_revert_a_plain_torch_model():

@@ -55,9 +55,8 @@ _ARGUMENTS: dict[str, list[Any]] = {
 def load() -> tuple[ctypes.CDLL | None, str]:
     """Return the library, or None and why there is none."""
     folder = Path(__file__).parent
-    paths = [
-        path for suffix in importlib.machinery.EXTENSION_SUFFIXES if (path := folder / f"_kernels{suffix}").exists()
-    ]
+    suffixes = reversed(importlib.machinery.EXTENSION_SUFFIXES)  # those of one Python version last: builds of before
+    paths = [path for suffix in suffixes if (path := folder / f"_kernels{suffix}").exists()]
     if not paths:
         return None, f"there is no {folder / '_kernels'}*.so; install a C compiler, then install medbn again"
     try:
