@@ -8,7 +8,7 @@ from ._arguments import add_device, add_root, choose_device, positive_int
 from ._completion import complete, dataset_names, model_names, weights_names
 from ._terminal import format_table, show_progress
 
-SUMMARY = "list the models that `medbn train` and recipes know by name, get weights, measure accuracy"
+SUMMARY = "list the models, get weights by name, measure how accurate a model is"
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
