@@ -8,11 +8,13 @@ from medbn import bench
 
 from . import intervals, published, recipe_file, recipes, results, time_estimate
 from .cell import UNCORRUPTED, Attack, Cell, Setting, effective_attack
+from .cell_rows import ContradictionError
 from .cell_stream import in_memory_format, make_adapter
 from .events import Event
 from .executors import Executor, InProcess, Processes
 from .intervals import Interval
 from .loading import LoadedCell, load_cell
+from .merge import Merged, merge
 from .metrics import error_rate
 from .pictures import Strip, read_strips
 from .place import Place, deterministic, machine_facts
@@ -26,6 +28,7 @@ from .requirements import (
 )
 from .result import Result, Results
 from .runner import run
+from .shard import Shard
 from .store import LostClaimError, Store
 from .store_format import StoreError
 from .user_modules import import_modules
@@ -39,12 +42,14 @@ __all__ = [
     "UNCORRUPTED",
     "Attack",
     "Cell",
+    "ContradictionError",
     "Event",
     "Executor",
     "InProcess",
     "Interval",
     "LoadedCell",
     "LostClaimError",
+    "Merged",
     "MissingError",
     "Place",
     "Processes",
@@ -52,6 +57,7 @@ __all__ = [
     "Result",
     "Results",
     "Setting",
+    "Shard",
     "Store",
     "StoreError",
     "Strip",
@@ -65,6 +71,7 @@ __all__ = [
     "load_cell",
     "machine_facts",
     "make_adapter",
+    "merge",
     "missing_requirements",
     "published",
     "read_strips",

@@ -282,9 +282,10 @@ class Results:
         return False
 
     def has_unstarted_streams(self) -> bool:
-        """Return whether the last run has streams without any batch; call this before any selection."""
-        last = self.runs[-1]
-        return last.ended is None and not set(last.keys) <= {result.key for result in self.cells}
+        """Return whether the last run, or a shard, has streams without any batch; call this before any selection."""
+        present = {result.key for result in self.cells}
+        runs = [run for run in self.runs if run is self.runs[-1] or "shard" in run.facts]
+        return any(run.ended is None and not set(run.keys) <= present for run in runs)
 
 
 def _harm(batch: dict[str, Any]) -> float:

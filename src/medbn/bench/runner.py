@@ -15,6 +15,7 @@ from .loading import load_cell
 from .place import Place, deterministic, machine_facts
 from .recipe import Recipe
 from .requirements import check_requirements
+from .shard import Shard, identify
 from .store import Store
 
 
@@ -27,6 +28,7 @@ def run(
     on_event: OnEvent = ignore,
     seconds: float | None = None,
     command: str = "",
+    shard: Shard | None = None,
 ) -> bool:
     """Run recipes into a store, and return whether all of their cells are finished.
 
@@ -41,6 +43,7 @@ def run(
         on_event: called with every event.
         seconds: stop after this long; the batch in progress is finished first.
         command: the command that repeats this run, for the report.
+        shard: run this part only; ``merge`` joins the stores of all parts.
     """
     place = place or Place()
     deadline = None if seconds is None else time.monotonic() + seconds
@@ -51,7 +54,7 @@ def run(
             raise ValueError(f"recipe {recipe.name!r} has nothing to run: no attack without malicious images.")
         check_options(recipe, place)
     with deterministic(place), Store(store) as opened:
-        runs, work = _begin_runs(recipes, opened, place, command)
+        runs, work = _begin_runs(recipes, opened, place, command, shard)
         unfinished = []
         for key, (cell, batches) in work.items():
             if opened.progress(key)[0] < batches:
@@ -97,18 +100,22 @@ class _TimeIsUpError(Exception):
 
 
 def _begin_runs(
-    recipes: Sequence[Recipe], store: Store, place: Place, command: str
+    recipes: Sequence[Recipe], store: Store, place: Place, command: str, shard: Shard | None
 ) -> tuple[list[int], dict[str, tuple[Cell, int]]]:
     """Record one run per recipe; return their numbers, and every cell by its key with its number of batches."""
     work: dict[str, tuple[Cell, int]] = {}
     runs = []
+    chosen = None if shard is None else shard.select(cell for recipe in recipes for cell in recipe.cells())
+    facts = machine_facts(place) if shard is None else {**machine_facts(place), "shard": str(shard)}
     for recipe in recipes:
         keys = []
         for cell in recipe.cells():
+            if chosen is not None and identify(cell) not in chosen:
+                continue
             loaded = load_cell(cell, place, recipe.batches)
             keys.append(loaded.key)
             if work.get(loaded.key, (cell, 0))[1] < loaded.batches:
                 work[loaded.key] = cell, loaded.batches
             del loaded  # frees its dataset and model, unless they are cached
-        runs.append(store.begin_run(asdict(recipe), command, machine_facts(place), keys))
+        runs.append(store.begin_run(asdict(recipe), command, facts, keys))
     return runs, work

@@ -107,6 +107,11 @@ class Store(StoreFile):
             db.execute("UPDATE cells SET host = ?, pid = ?, born = ?, until = ? WHERE key = ?", values)
         return True
 
+    def is_claimed(self, key: str) -> bool:
+        """Return whether another living process works on a cell."""
+        rows = self.query("SELECT host, pid, born, until FROM cells WHERE key = ?", (key,))
+        return bool(rows) and rows[0][0] is not None and not self._has_ended(*rows[0])
+
     def _has_ended(self, host: str, pid: int, born: str, until: float) -> bool:
         """Return whether a claim no longer counts."""
         if (host, pid, born) == self.owner:

@@ -117,6 +117,18 @@ class StoreFile:
         except sqlite3.OperationalError as error:
             raise StoreError(f"cannot write to {self.path}: {error}. Finished batches are stored.") from error
 
+    @contextmanager
+    def reading(self) -> Iterator[None]:
+        """See one state of the file in all queries of the context, whatever other processes store meanwhile."""
+        if self.connection.in_transaction:
+            yield
+            return
+        self.connection.execute("BEGIN")
+        try:
+            yield
+        finally:
+            self.connection.execute("COMMIT")
+
     def insert(self, table: str, *values: Any, replace: bool = False) -> None:
         """Insert a row of the columns that its checksum covers, within a transaction."""
         if table in ADDED:

@@ -33,7 +33,7 @@ __all__ = [
 
 COMMANDS = {
     "try it": ("demo",),
-    "run experiments": ("recipes", "run", "report", "figure"),
+    "run experiments": ("recipes", "run", "merge", "report", "figure"),
     "data and models": ("data", "models", "train"),
     "measure": ("speed",),
     "in service": ("monitor", "state"),

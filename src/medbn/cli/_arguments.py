@@ -49,6 +49,20 @@ def image_size(text: str) -> tuple[int, int]:
     return parts[0], parts[-1]
 
 
+def shard(text: str) -> tuple[int, int]:
+    """Return the number of a part and how many parts there are, from a text such as ``3/16``."""
+    parts = text.split("/")
+    try:
+        number, count = (natural_int(part) for part in parts)
+    except (ValueError, argparse.ArgumentTypeError):
+        number, count = 1, 0
+    if not 1 <= number <= count:
+        raise argparse.ArgumentTypeError(
+            f"NUMBER/COUNT with NUMBER from 1 to COUNT is expected, as in 3/16, not {text!r}"
+        )
+    return number, count
+
+
 def natural_int(text: str) -> int:
     """Return the integer in ``text``, which must be at least 0."""
     return _integer(text, 0)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from ._terminal import TextTable, show_progress
 
 if TYPE_CHECKING:
-    from ..bench import Event, Recipe
+    from ..bench import Event, Recipe, Shard
 
 MAX_ROWS = 24
 """Rows of the table of numbers so far, which must fit on a terminal."""
@@ -21,10 +21,12 @@ class RunProgress:
 
     Args:
         recipes: what is run.
+        shard: the part of them that is run; None for all.
     """
 
-    def __init__(self, recipes: Sequence[Recipe]) -> None:
-        self.cells = len({str(cell.to_dict()) for recipe in recipes for cell in recipe.cells()})
+    def __init__(self, recipes: Sequence[Recipe], shard: Shard | None = None) -> None:
+        cells = [cell for recipe in recipes for cell in recipe.cells()]
+        self.cells = len(shard.select(cells) if shard else {str(cell.to_dict()) for cell in cells})
         self.done: dict[str, float] = {}
         """The finished fraction of each stream, by the key of its cell."""
         self.busy: set[str] = set()

@@ -20,6 +20,7 @@ from ._arguments import (
     natural_int,
     positive_float,
     positive_int,
+    shard,
 )
 from ._completion import complete, corruption_names, dataset_names, estimator_names, method_names, recipe_names
 from ._run_progress import RunProgress, show_run
@@ -47,7 +48,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "recipes", nargs="+", metavar="RECIPE", help="a name of `medbn recipes`, or a .toml file"
     )
     complete(recipes, recipe_names)
-    parser.add_argument("--store", default="medbn.db", metavar="FILE", help="file for the results (default: medbn.db)")
+    parser.add_argument(
+        "--store", metavar="FILE", help="file for the results (default: medbn.db; of a shard, medbn-3-of-16.db)"
+    )
     parser.add_argument("--smoke", action="store_true", help="a short form on images and a model that ship with medbn")
     parser.add_argument(
         "--minutes", type=positive_float, metavar="M", help="stop after M minutes; the same command continues"
@@ -72,6 +75,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
     complete(estimators, estimator_names)
     complete(corruptions, corruption_names)
 
+    spread = parser.add_argument_group("several machines", "joined by `medbn merge`; see docs/scale.md")
+    spread.add_argument("--shard", type=shard, metavar="K/N", help="run the K-th of N parts, such as 3/16")
+
     place = parser.add_argument_group("data and machine")
     add_root(place)
     place.add_argument("--weights", metavar="FILE", help="weights of the model, for a recipe with one model")
@@ -84,6 +90,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Run the recipes and print their headline numbers; return the exit code."""
+    if options.store is None:
+        options.store = "medbn.db" if options.shard is None else "medbn-{}-of-{}.db".format(*options.shard)
     recipes = [_narrowed_recipe(name, options) for name in options.recipes]
     finished = execute(recipes, options, shlex.join(["medbn", *sys.argv[1:]]))
     if not options.quiet:
@@ -98,7 +106,7 @@ def execute(recipes: Sequence[Recipe], options: argparse.Namespace, command: str
 
     Args:
         recipes: what to run.
-        options: ``store``, ``root``, ``device``, ``threads``, ``jobs``, ``minutes``, ``quiet``.
+        options: ``store``, ``root``, ``device``, ``threads``, ``jobs``, ``minutes``, ``quiet``, ``shard``.
         command: the command that continues the run.
     """
     from .. import bench
@@ -108,7 +116,8 @@ def execute(recipes: Sequence[Recipe], options: argparse.Namespace, command: str
     began = time.monotonic()
     seconds = 60.0 * options.minutes if options.minutes else None
     names = list(dict.fromkeys(recipe.name for recipe in recipes))
-    progress = RunProgress(recipes)
+    shard = bench.Shard(*options.shard) if options.shard else None
+    progress = RunProgress(recipes, shard)
     with show_run(", ".join(names), progress, options.quiet) as on_event:
         try:
             finished = bench.run(
@@ -119,6 +128,7 @@ def execute(recipes: Sequence[Recipe], options: argparse.Namespace, command: str
                 on_event=on_event,
                 seconds=seconds,
                 command=command,
+                shard=shard,
             )
         except KeyboardInterrupt:
             print(
