@@ -132,3 +132,34 @@ def test_copies_and_pickles_go_on_alike(method, model, batches):
     for other in copies:
         assert torch.equal(other(batches[1]), expected)
         assert_same(state(other), state(tta))
+
+
+def test_without_a_lock_no_thread_waits_and_calls_still_undo_themselves(model, batches):
+    tta, locked = make(model, "sar", lock=False), make(model, "sar")
+    inside, ready = threading.Event(), threading.Event()
+
+    def wait(*_):
+        inside.set()
+        ready.wait()
+
+    handle = tta.model.register_forward_pre_hook(wait)
+    thread = threading.Thread(target=lambda: tta(batches[0]))
+    thread.start()
+    inside.wait()
+    tta.lock.held.acquire()  # another thread's would wait
+    tta.lock.held.release()
+    assert not tta.lock.is_mine()
+    ready.set()
+    thread.join()
+    handle.remove()
+    locked(batches[0])
+    assert_same(state(tta), state(locked))
+    with pytest.raises(ValueError, match="finite"):
+        tta(torch.full_like(batches[0], torch.nan))
+    assert_same(state(tta), state(locked))
+    nested = tta.model.register_forward_pre_hook(lambda *_: tta(batches[1]))
+    with pytest.raises(RuntimeError, match="inside"):
+        tta(batches[1])
+    nested.remove()
+    for other in (copy.deepcopy(tta), pickle.loads(pickle.dumps(tta))):
+        assert torch.equal(other(batches[1]), copy.deepcopy(locked)(batches[1]))

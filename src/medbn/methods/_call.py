@@ -60,6 +60,13 @@ class Inputs(NamedTuple):
         args, kwargs = tree_unflatten(leaves, structure)
         return Inputs(args, kwargs, size, None)
 
+    def join_usable(self, usable: Tensor, earlier: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Return the images that a mask marks, after earlier ones if those have the same shape."""
+        images = {place: tensor.detach()[usable.to(tensor.device)] for place, tensor in self.images().items()}
+        if earlier.keys() == images.keys() and all(earlier[p].shape[1:] == images[p].shape[1:] for p in images):
+            images = {place: torch.cat([earlier[place], new]) for place, new in images.items()}
+        return images
+
     def finite_images(self, output: Any) -> Tensor:
         """Return a ``(size,)`` mask of the images, padding excluded, for which the model's output is finite.
 

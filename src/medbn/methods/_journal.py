@@ -29,11 +29,25 @@ class Lock:
         self.held: Any = threading.RLock()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Lock, ()
+        return type(self), ()
 
     def is_mine(self) -> bool:
         """Return whether this thread holds it."""
         return bool(self.held._is_owned())
+
+
+class NoLock(Lock):
+    """What stands in for a lock where users bring their own: no thread waits, and each knows its own calls."""
+
+    def __init__(self) -> None:
+        self._local = threading.local()
+
+    @property
+    def held(self) -> Any:
+        """A lock that no other thread uses."""
+        if not hasattr(self._local, "lock"):
+            self._local.lock = threading.RLock()
+        return self._local.lock
 
 
 class Journal:

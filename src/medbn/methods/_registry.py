@@ -59,8 +59,8 @@ def get(method: str) -> type[Adapter]:
 def options(method: str, preset: str = "cifar10") -> dict[str, Any]:
     """Return a method's options and their values under a preset.
 
-    >>> options("sema")
-    {'momentum': 0.2, 'counted': False, 'logits': None, 'predict': 'before', 'seed': 0, 'graph': False}
+    >>> list(options("sema"))[:6], options("sema")["momentum"]
+    (['momentum', 'counted', 'logits', 'predict', 'seed', 'graph'], 0.2)
     """
     if preset not in PRESETS:
         raise unknown_name("preset", preset, PRESETS)

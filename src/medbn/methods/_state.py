@@ -18,7 +18,7 @@ from torch.utils._pytree import tree_map
 
 from ..layers import RobustBatchNorm
 from ._check_state import Values, check_loaded, check_model, check_state
-from ._journal import Journal, Lock, copy_tensors, exclusive, remember_tensors
+from ._journal import Journal, Lock, NoLock, copy_tensors, exclusive, remember_tensors
 from ._state_file import load_state, save_state
 
 T = TypeVar("T")
@@ -39,7 +39,7 @@ class Stateful(nn.Module):
     given_options: dict[str, Any]
     """The options with which the adapter was made."""
 
-    def __init__(self, model: nn.Module, seed: int) -> None:
+    def __init__(self, model: nn.Module, seed: int, *, lock: bool = True) -> None:
         super().__init__()
         self.model = model
         self.layers = {n: m for n, m in model.named_modules() if isinstance(m, RobustBatchNorm)}
@@ -50,7 +50,9 @@ class Stateful(nn.Module):
         self.source_state: dict[str, Any] = {}
         self.resets = 0
         """How often ``reset`` was called; no part of the state."""
-        self.lock = Lock()
+        self.lock = Lock() if lock else NoLock()
+        self.min_images = 1
+        self.collect = False
         self._journal: Journal | None = None
         self._loaded_state: dict[str, Any] | None = None
         self.register_load_state_dict_post_hook(_apply_loaded_state)  # type: ignore[no-untyped-call]

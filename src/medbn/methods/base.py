@@ -43,8 +43,10 @@ from torch.utils._pytree import tree_map
 
 from .. import hooks, layers, policies
 from .._errors import unknown_name
+from .._isolate import isolates
 from ..layers import RobustBatchNorm
 from ..policies import Policy
+from ._bounds import Bounds
 from ._call import Inputs, LogitsOption, detach_output
 from ._graph import ForwardGraphs
 from ._journal import exclusive
@@ -72,6 +74,15 @@ class Adapter(Stateful):
             differ only in the values of their tensors share a graph, which is captured at the second such call. Not for
             models whose own code keeps something from call to call or branches on values, and not for methods that
             learn.
+        lock: make other threads wait for a call, so that threads may share the adapter. Without it, never call it from
+            two threads at a time.
+        min_images: calls of fewer usable images are predicted as always, and not adapted on.
+        collect: collect the images of such calls, and adapt on them together once there are ``min_images``. Predictions
+            wait for nothing. Fewer than ``min_images`` images are kept, as a part of the state; images of another size
+            replace them.
+        bounds: the range that the values of images must be in, such as ``(0, 1)``. None for any.
+        outside: what to do with an image outside: ``"refuse"`` the call with an error that changes nothing, or
+            ``"isolate"`` the image, as one that has NaN: its output is NaN, and it changes nothing else.
 
     An adapter changes as it serves, so it serves one thread at a time; others wait. A call that raises, even at an
     exception that arrives from outside, as at Ctrl-C, has changed nothing.
@@ -118,13 +129,25 @@ class Adapter(Stateful):
         predict: str = "before",
         seed: int = 0,
         graph: bool = False,
+        lock: bool = True,
+        min_images: int = 1,
+        collect: bool = False,
+        bounds: tuple[float, float] | None = None,
+        outside: str = "refuse",
     ) -> None:
-        super().__init__(model, seed)
+        super().__init__(model, seed, lock=lock)
+        if not isinstance(min_images, int) or isinstance(min_images, bool) or min_images < 1:
+            raise ValueError(f"min_images is a number of images, at least 1; got {min_images!r}.")
         if predict not in ("before", "after"):
             raise unknown_name("predict", predict, ("before", "after"))
         self.logits = logits
         self.predict = predict
         self.graph = graph
+        self.min_images = min_images
+        self.collect = collect
+        self.bounds = Bounds.of(bounds, outside)
+        if collect:
+            self.memory["collected"] = {}
         self.paused = False
         """Set it to serve without adapting: calls predict with the state as it is. No part of the state."""
         self._policies: dict[str, Policy] = {}
@@ -136,6 +159,13 @@ class Adapter(Stateful):
     def begin(self) -> Adapter:
         """Make the model ready and keep its state as the source state; ``medbn.adapt`` calls this once."""
         self.eval()
+        if self.bounds is not None and self.bounds.outside == "isolate":
+            for name, layer in self.layers.items():
+                if not isolates(layer.estimator, layer.nonfinite):
+                    raise ValueError(
+                        f"outside='isolate' needs layers that isolate images, and {name!r} with the estimator"
+                        f" {layer.estimator.name!r} does not; convert the model with nonfinite='isolate' first."
+                    )
         for parameter in self.model.parameters():
             parameter.requires_grad_(False)
         self.set_policies()
@@ -248,6 +278,8 @@ class Adapter(Stateful):
             with torch.inference_mode(False):  # what is kept and learned must be able to have gradients
                 return self.forward(*args, valid=valid, **kwargs)
         inputs = Inputs.of(args, kwargs, valid)
+        if self.bounds is not None:
+            inputs = self.bounds.apply(inputs)
         if self.model.training:
             self.model.eval()
         if not self._range_checked:
@@ -263,11 +295,19 @@ class Adapter(Stateful):
             if self._journal is not None:
                 self._journal.copy_values(self)
             images = self._count_images(inputs, output)
-            if self.update(inputs, output) and self.predict == "after":
+            batch, seen = (inputs, output) if images >= self.min_images else self._collect(inputs, output)
+            if batch is not None and batch is not inputs:
+                with self.ignore_padding(batch):
+                    seen, commit = self._predict(batch)
+                    images = int(batch.finite_images(seen).sum())
+                    updated = bool(images) and self.update(batch, seen)
+            else:
+                updated = batch is not None and self.update(inputs, output)
+            if updated and self.predict == "after":
                 with torch.no_grad():
                     output = self.run_model(inputs)
-        if commit is not None:
-            self.commit(commit, images, inputs, output)
+        if batch is not None and commit is not None and images:
+            self.commit(commit, images, batch, output if batch is inputs else seen)
         if self.memory:  # policies change with the memory only
             self.set_policies()
         return tree_map(detach_output, output)
@@ -285,6 +325,15 @@ class Adapter(Stateful):
         if self.commits_in_update:  # gathering reads the averages, which the update is about to change
             return output, lambda policy: gather()(policy)
         return output, gather()
+
+    def _collect(self, inputs: Inputs, output: Any) -> tuple[Inputs | None, Any]:
+        """Collect the usable images of a small call; return all that are collected if they are enough, else None."""
+        if not self.collect or not self.adapts:
+            return None, None
+        images = inputs.join_usable(inputs.finite_images(output), self.memory["collected"])
+        count = len(next(iter(images.values())))
+        self.memory["collected"] = {} if count >= self.min_images else images
+        return (inputs.with_images(images, count) if count >= self.min_images else None), None
 
     def _count_images(self, inputs: Inputs, output: Any) -> int:
         """Return how many images have a finite output, and raise if there are none, before anything has changed."""

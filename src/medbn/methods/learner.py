@@ -24,7 +24,7 @@ class Learner(Adapter):
     """An adapter that learns affine parameters.
 
     Args:
-        model, logits, predict, seed: as for Adapter.
+        model, logits, predict, seed, lock, min_images, collect, bounds, outside: as for Adapter.
         optimizer: ``"adam"`` (the MedBN paper's, for all methods), ``"sgd"``, or a function of parameters and ``lr``.
         lr: 1e-3 in the MedBN paper.
         weight_decay: none in the MedBN paper.
@@ -47,8 +47,23 @@ class Learner(Adapter):
         logits: LogitsOption = None,
         predict: str = "before",
         seed: int = 0,
+        lock: bool = True,
+        min_images: int = 1,
+        collect: bool = False,
+        bounds: tuple[float, float] | None = None,
+        outside: str = "refuse",
     ) -> None:
-        super().__init__(model, logits=logits, predict=predict, seed=seed)
+        super().__init__(
+            model,
+            logits=logits,
+            predict=predict,
+            seed=seed,
+            lock=lock,
+            min_images=min_images,
+            collect=collect,
+            bounds=bounds,
+            outside=outside,
+        )
         if steps < 1:
             raise ValueError(f"steps is the number of updates per batch, at least 1; got {steps}.")
         if not callable(optimizer) and optimizer not in OPTIMIZERS:

@@ -15,7 +15,7 @@ from .._errors import unknown_name
 from .._isolate import isolates
 from ..policies import Policy
 from ._call import Inputs
-from ._check_state import Values, check_count, check_images
+from ._check_state import Values, check_count
 from ._memories import Choice, Memories, Seen, Settings
 from ._registry import register
 from ._surrogate import make_hashable
@@ -66,6 +66,7 @@ class Past(Adapter):
         momentum: the weight of a batch. A larger one follows changes sooner, and gives a poisoned batch more weight.
         batch_size: how many images that batch has.
         min_images: the least number of images to commit, at most ``batch_size``; 1 commits every call at once.
+        collect: whether the images of smaller calls are collected; otherwise those calls are predicted only.
         two_pass_batches: how many batches have a second forward pass, from the start or ``reset()`` on.
         changes: ``"detect"`` to find changes of the images and to follow them; None for one memory that fades.
         malicious: the largest share of malicious images in a batch that must not be able to raise an alarm.
@@ -87,6 +88,7 @@ class Past(Adapter):
         momentum: float = 0.05,
         batch_size: int = 200,
         min_images: int = 16,
+        collect: bool = True,
         two_pass_batches: int = 5,
         changes: str | None = None,
         malicious: float = 0.2,
@@ -95,21 +97,19 @@ class Past(Adapter):
         false_alarms: float = 1e-4,
         **options: Any,
     ) -> None:
-        super().__init__(model, **options)
-        for name, value, least in (
-            ("batch_size", batch_size, 1),
-            ("min_images", min_images, 1),
-            ("two_pass_batches", two_pass_batches, 0),
+        super().__init__(model, min_images=min_images, collect=collect, **options)
+        for name, of, value, least in (
+            ("batch_size", "images", batch_size, 1),
+            ("two_pass_batches", "batches", two_pass_batches, 0),
         ):
             if not isinstance(value, int) or isinstance(value, bool) or value < least:
-                of = "batches" if name == "two_pass_batches" else "images"
                 raise ValueError(f"{name} is a number of {of}, at least {least}; got {value!r}.")
         self.momentum = policies.ema(momentum).weight
         self.batch_size = batch_size
         self.min_images = min(min_images, batch_size)
         self.two_pass_batches = two_pass_batches
         self._warned = False
-        self.memory |= {"batches": 0, "images": 0, "collected": {}}
+        self.memory |= {"batches": 0, "images": 0}
         if changes not in (None, "detect"):
             raise unknown_name("changes", changes, ("detect",))
         self._settings = Settings(malicious, fallback, memories, false_alarms, self.momentum, batch_size)
@@ -135,20 +135,14 @@ class Past(Adapter):
         """Run the second pass of an early batch, and commit its statistics."""
         if not self.commits_prediction():
             images = int(inputs.finite_images(output).sum())
-            if images < self.min_images:
-                self._collect(inputs, output)
-            else:
-                self._warn_if_nothing_is_committed(inputs, images)
-                self._commit_pass(inputs, images)
+            self._warn_if_nothing_is_committed(inputs, images)
+            self._commit_pass(inputs, images)
         return False
 
     def commit(self, commit: Commit, images: int, inputs: Inputs, output: Any) -> None:
-        """Commit the statistics of the pass that has predicted a call, or collect its images if they are few."""
-        if images < self.min_images:
-            self._collect(inputs, output)
-        else:
-            self._warn_if_nothing_is_committed(inputs, images)
-            self._commit(commit, images)
+        """Commit the statistics of the pass that has predicted a call."""
+        self._warn_if_nothing_is_committed(inputs, images)
+        self._commit(commit, images)
 
     def _warn_if_nothing_is_committed(self, inputs: Inputs, images: int) -> None:
         """Warn once where an image without finite output makes the statistics NaN: then nothing is committed.
@@ -165,26 +159,12 @@ class Past(Adapter):
                 stacklevel=2,
             )
 
-    def _collect(self, inputs: Inputs, output: Any) -> None:
-        """Collect the usable images of a call, and commit all that are collected once they are enough."""
-        usable, old = inputs.finite_images(output), self.memory["collected"]
-        images = {place: tensor.detach()[usable.to(tensor.device)] for place, tensor in inputs.images().items()}
-        if old.keys() == images.keys() and all(old[p].shape[1:] == images[p].shape[1:] for p in images):
-            images = {place: torch.cat([old[place], new]) for place, new in images.items()}
-        count = len(next(iter(images.values())))
-        if count >= self.min_images:
-            self._commit_pass(inputs.with_images(images, count), count)
-            images = {}
-        self.memory["collected"] = images
-
     def _commit_pass(self, inputs: Inputs, images: int) -> None:
-        """Run the model on images once more, and commit their statistics in this pass.
+        """Run the model on an early batch once more, and commit its statistics in this pass.
 
-        The average that normalises them includes them if the batch is an early one.
+        The average that normalises it includes it.
         """
-        early = not self.commits_prediction()
-        policy = self.commit_policy(images, self.memory) if early else self.policy
-        normalise = hooks.use_policy(self.model, policy)
+        normalise = hooks.use_policy(self.model, self.commit_policy(images, self.memory))
         self._load_memories(images)
         with torch.no_grad(), self.ignore_padding(inputs), normalise, self.observe_statistics() as gather:
             self.run_model(inputs)
@@ -272,10 +252,8 @@ class Past(Adapter):
         )
 
     def check_memory(self, memory: dict[str, Any], values: Values) -> None:
-        """Require numbers of batches and images, fewer collected images than would be committed, and memories."""
+        """Require numbers of batches and images, and memories."""
         check_count("the number of batches", memory["batches"])
         check_count("the number of images", memory["images"])
-        if check_images("the collected images", memory["collected"]) >= max(self.min_images, 1):
-            raise ValueError(f"there must be fewer than {self.min_images} collected images.")
         if self._memories is not None:
             self._memories.check(memory, values)
