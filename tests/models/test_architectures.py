@@ -51,7 +51,9 @@ def randomise(model):
 
 def test_the_table_has_every_model():
     others = {"deeplabv3plus-resnet50", "deeplabv3plus-resnet101", "resnet50", "resnet101", "unet-small"}
-    assert set(models.available()) == set(TABLE) | others  # in test_segmentation_models.py
+    others |= {"vit-tiny", "vit-small"}
+    # in test_segmentation_models.py and test_vision_transformer.py
+    assert set(models.available()) == set(TABLE) | others
     assert sorted(KEYS) == ["resnet26", "resnext29", "wide-resnet-28-10"]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import time
+import warnings
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -155,15 +156,20 @@ def make_adapter(loaded: LoadedCell, device: str, source_batches: int | None = N
         needed = None if samples is None else -(-int(samples) // cell.setting.batch_size)
         clean = loaded.clean.batches(cell.setting.batch_size, device=device, limit=source_batches or needed)
         options["source"] = in_memory_format(clean)
-    return methods.adapt(
-        loaded.model,
-        cell.method,
-        cell.estimator if methods.get(cell.method).adapts else None,
-        preset=cell.setting.preset,
-        predict=cell.predict,
-        seed=cell.seed,
-        **options,
-    )
+    # A model without BatchNorm has one row, that of "mean": its own layers. Other estimators are refused for it.
+    plain = cell.estimator == "mean" and not methods.has_batch_norm(loaded.model)
+    with warnings.catch_warnings():
+        if plain:
+            warnings.filterwarnings("ignore", message=".* has no BatchNorm")
+        return methods.adapt(
+            loaded.model,
+            cell.method,
+            None if plain or not methods.get(cell.method).adapts else cell.estimator,
+            preset=cell.setting.preset,
+            predict=cell.predict,
+            seed=cell.seed,
+            **options,
+        )
 
 
 def in_memory_format(batches: Iterable[tuple[Tensor, Tensor]]) -> Iterator[tuple[Tensor, Tensor]]:

@@ -26,6 +26,8 @@ SMOKE_SUFFIX = " (smoke)"
 AXES = ("method", "corruption", *SWEEPS, "epsilon", "knowledge", "gradient")
 DIGITS = Setting("digits", "resnet-small", weights="shipped", clean="digits", frost="synthetic")
 """Data and model that ship with the package."""
+SMALL_MODELS = {"vit-small": "vit-tiny"}
+"""Models that ship with weights for the digits and take the place of larger ones in smoke forms; else a ResNet does."""
 SCENES = Setting(
     "scenes",
     "unet-small",
@@ -238,7 +240,7 @@ class Recipe:
         """Return the recipe on data and a model that ship with the package, which runs in a few seconds."""
         settings = []
         for setting in self.settings:
-            base = SCENES if setting.dense else DIGITS
+            base = SCENES if setting.dense else replace(DIGITS, model=SMALL_MODELS.get(setting.model, DIGITS.model))
             small = replace(base, batch_size=setting.batch_size, malicious=setting.malicious)
             if self.axis not in SWEEPS and not setting.dense:
                 small = replace(small, batch_size=40, malicious=8 if setting.malicious else 0)

@@ -252,6 +252,17 @@ def memory() -> Recipe:
     )
 
 
+@register("without-batchnorm")
+def without_batchnorm() -> Recipe:
+    """Ours: a vision transformer, whose images are normalised one by one, attacked through what methods learn."""
+    return Recipe(
+        settings=(replace(CIFAR10, model="vit-small"),),
+        methods=("source", "tent", "eta", "sar"),
+        estimators=("mean",),
+        attacks=tuple(Attack(objective, unroll=1) for objective in ("targeted", "indiscriminate")),
+    )
+
+
 PRIORS = (*DEFENCES, "mean@0.6", "median@0.6", "image_median@0.6")
 STREETS = Setting(
     "synthia",

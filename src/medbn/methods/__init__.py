@@ -8,6 +8,7 @@ import importlib
 import pkgutil
 
 from ._adapt import adapt
+from ._affine import has_batch_norm
 from ._call import Inputs, Predictions, extract_logits, mean_over, predict_logits
 from ._changes import image_features
 from ._registry import PRESETS, available, get, options, register, unregister
@@ -33,6 +34,7 @@ __all__ = [
     "extract_logits",
     "get",
     "group_stages",
+    "has_batch_norm",
     "image_features",
     "mean_over",
     "options",

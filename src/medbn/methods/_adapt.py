@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from collections.abc import Iterator
 from typing import Any
 
@@ -14,8 +15,9 @@ from .._errors import unknown_name
 from ..convert import Names, convert
 from ..estimators import Estimator
 from ..layers import RobustBatchNorm
+from ._affine import has_batch_norm
 from ._call import refuse_inference_mode
-from ._registry import get, options
+from ._registry import available, get, options
 from .base import Adapter
 
 DEFAULT_ESTIMATOR = "image_median@0.5"
@@ -39,10 +41,13 @@ def adapt(
     paper's are ``method="tent", estimator="median"``.
 
     Args:
-        model: any model with BatchNorm; its layers are made robust as needed. Source wraps any model at all.
+        model: any model; its BatchNorm layers are made robust as needed. A model without BatchNorm has no batch
+            statistics to protect: methods that learn adapt its LayerNorm, GroupNorm, InstanceNorm and RMSNorm layers
+            and say so in a warning, and methods that adapt statistics alone refuse it.
         method: a name from ``medbn.methods.available()``.
         estimator: how the robust layers estimate their statistics; see ``medbn.estimators``. None keeps the estimators
-            of a model that has robust layers, and is ``"image_median@0.5"`` for one that has none.
+            of a model that has robust layers, and is ``"image_median@0.5"`` for one that has none. Not for a model
+            without BatchNorm.
         preset: ``"cifar10"``, ``"cifar100"`` or ``"imagenet"``: the published options of the method for that benchmark.
         inplace: adapt this very model: its layers are converted, only learned parameters keep requiring gradients, and
             it is switched to eval(). Otherwise a copy is adapted, and the caller's model stays as it is.
@@ -76,13 +81,41 @@ def adapt(
         estimator = estimators.get(estimator)
     # An iterator is consumed once, and in-place adaptation needs its contents twice.
     method_options = {n: list(value) if isinstance(value, Iterator) else value for n, value in method_options.items()}
-    if inplace:  # what can fail fails on a copy
-        adapt(model, method, estimator, preset=preset, include=include, exclude=exclude, **method_options)
-    else:
-        model = copy.deepcopy(model)
-    if kind.adapts:
-        _make_robust(model, estimator, include, exclude)
-    return kind(model, **{**kind.presets.get(preset, {}), **method_options}).begin()
+    robust = has_batch_norm(model)
+    if kind.adapts and not robust:
+        _check_without_batch_norm(model, kind, estimator, include, exclude)
+    copied = copy.deepcopy(model)
+    for each in (copied, model) if inplace else (copied,):  # what can fail fails on the copy
+        if kind.adapts and robust:
+            _make_robust(each, estimator, include, exclude)
+        adapter = kind(each, **{**kind.presets.get(preset, {}), **method_options}).begin()
+    if kind.adapts and not robust:
+        warnings.warn(
+            f"{type(model).__name__} has no BatchNorm, so there are no batch statistics to make robust;"
+            f" {kind.label} adapts the rest.",
+            stacklevel=2,
+        )
+    return adapter
+
+
+def _check_without_batch_norm(
+    model: nn.Module, kind: type[Adapter], estimator: Estimator | None, include: Names, exclude: Names
+) -> None:
+    """Raise an error if a model without BatchNorm has nothing to adapt, or for options that it has no use for."""
+    name = type(model).__name__
+    if kind.needs_batch_norm:
+        others = [each for each in available() if not (get(each).adapts and get(each).needs_batch_norm)]
+        raise ValueError(
+            f"{name} has no BatchNorm layer, and {kind.label} adapts nothing but batch statistics;"
+            f" for such a model there are {', '.join(others)}."
+        )
+    given = {"estimator": estimator, "include": include, "exclude": exclude}
+    for option, value in given.items():
+        if value is not None:
+            raise ValueError(
+                f"{option}= says how batch statistics are made robust, and {name} has no BatchNorm layer, so no image's"
+                f" normalisation depends on others; leave {option}= out."
+            )
 
 
 def _make_robust(model: nn.Module, estimator: Estimator | None, include: Names, exclude: Names) -> None:

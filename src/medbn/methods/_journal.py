@@ -81,7 +81,7 @@ class Journal:
             layer._buffers["ema_mean"], layer._buffers["ema_var"] = mean, var
         for name, parameter in adapter.learned.items():  # a surrogate puts others in their place
             owner, _, kind = name.rpartition(".")
-            adapter.layers[owner]._parameters[kind] = parameter
+            adapter.model.get_submodule(owner)._parameters[kind] = parameter
         if self.values is None:
             return
         values = copy_tensors(self.values)

@@ -12,7 +12,8 @@ Attributes of the class:
     ``version``: raised when the method's numbers change.
     ``image_entries``: the entries of ``memory`` that hold images of users; none by default.
     ``policy``: which statistics the layers normalise with.
-    ``adapts``, ``needs_source_images``, ``commits_in_update``, ``surrogate_from_policies``: see below.
+    ``adapts``, ``needs_batch_norm``, ``needs_source_images``, ``commits_in_update``, ``surrogate_from_policies``: see
+    below.
 
 Methods of Adapter:
     ``policy_for(layer)``: the policy of one layer, where layers differ.
@@ -95,7 +96,9 @@ class Adapter(Stateful):
     policy: Policy = policies.batch()
     """Which statistics all layers normalise with; see ``policy_for`` where layers differ."""
     adapts: ClassVar[bool] = True
-    """False for a method that never changes: it also wraps models without BatchNorm and accepts non-finite output."""
+    """False for a method that never changes: it wraps any model, and accepts non-finite output."""
+    needs_batch_norm: ClassVar[bool] = True
+    """Whether it adapts nothing but statistics of batches, so that it refuses a model without BatchNorm."""
     needs_source_images: ClassVar[bool] = False
     """Whether the option ``source``, batches of source images, must be given."""
     commits_in_update: bool = False
@@ -399,11 +402,15 @@ class Adapter(Stateful):
             tensors: those of ``surrogate_tensors``, or others in their place.
         """
         policy = self.commit_policy(images, memory)
-        return nullcontext() if policy is None else hooks.use_policy(self.model, policy)
+        return nullcontext() if policy is None else self.use_policy(policy)
 
     def surrogate_tensors(self, memory: dict[str, Any]) -> dict[str, Tensor]:
         """Return the tensors of a memory that ``normalise_as_attacked`` reads."""
         return {}
+
+    def use_policy(self, policy: Policy) -> AbstractContextManager[None]:
+        """Make every layer use another policy, inside the context; a model without robust layers stays as it is."""
+        return hooks.use_policy(self.model, policy) if self.layers else nullcontext()
 
     def ignore_padding(self, inputs: Inputs) -> AbstractContextManager[None]:
         """Leave the padding of these inputs out of the statistics, inside the context."""

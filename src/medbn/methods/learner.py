@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from .._errors import unknown_name
+from ._affine import affine_layers
 from ._call import Inputs, LogitsOption, Predictions, extract_logits
 from ._stages import last_stage
 from ._unroll import optimizer_step
@@ -21,7 +22,7 @@ OPTIMIZERS = {"adam": torch.optim.Adam, "sgd": torch.optim.SGD}
 
 
 class Learner(Adapter):
-    """An adapter that learns affine parameters.
+    """An adapter that learns the affine parameters of robust BatchNorm, LayerNorm, GroupNorm, InstanceNorm and RMSNorm.
 
     Args:
         model, logits, predict, seed, lock, min_images, collect, bounds, outside: as for Adapter.
@@ -29,9 +30,10 @@ class Learner(Adapter):
         lr: 1e-3 in the MedBN paper.
         weight_decay: none in the MedBN paper.
         steps: updates per batch; one in the MedBN paper.
-        frozen: patterns of names of the robust layers not to learn. None for the method's own rule.
+        frozen: patterns of names of the normalisation layers not to learn. None for the method's own rule.
     """
 
+    needs_batch_norm: ClassVar[bool] = False
     freezes_last_stage: ClassVar[bool] = False
     """Whether the affine parameters of the last stage are not learned, unless ``frozen`` says otherwise."""
 
@@ -80,10 +82,11 @@ class Learner(Adapter):
     def prepare(self) -> None:
         """Choose the parameters to learn, and make the optimiser."""
         chooses = self.freezes_last_stage or self.frozen is not None
-        frozen = last_stage(self.model, self.layers, self.frozen) if chooses else set()
-        for name, layer in self.layers.items():
+        layers = affine_layers(self.model)
+        frozen = last_stage(self.model, layers, self.frozen) if chooses and layers else set()
+        for name, layer in layers.items():
             for kind in ("weight", "bias"):
-                parameter = getattr(layer, kind)
+                parameter = getattr(layer, kind, None)
                 if parameter is None or name in frozen or any(parameter is p for p in self.learned.values()):
                     continue
                 if parameter.dtype == torch.float16:
@@ -94,7 +97,8 @@ class Learner(Adapter):
                 self.learned[f"{name}.{kind}" if name else kind] = parameter.requires_grad_(True)
         if not self.learned:
             raise ValueError(
-                f"{type(self.model).__name__} has no affine parameters for {type(self).__name__} to learn."
+                f"{type(self.model).__name__} has no affine parameters of BatchNorm, LayerNorm, GroupNorm, InstanceNorm"
+                f" or RMSNorm layers for {type(self).__name__} to learn."
             )
         self.optimizer = self._make_optimizer(list(self.learned.values()))
 

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from .. import hooks, policies
+from .. import policies
 from .._errors import unknown_name
 from ._call import Inputs, Predictions, mean_over
 from ._check_state import Values, check_count, check_images
@@ -87,7 +87,7 @@ class SoTTA(Learner):
     def update(self, inputs: Inputs, output: Any) -> bool:
         """Remember the confident images, then learn from the whole memory."""
         if self.statistics != "memory":
-            with torch.no_grad(), hooks.use_policy(self.model, WITHOUT_BATCH):
+            with torch.no_grad(), self.use_policy(WITHOUT_BATCH):
                 output = self.run_model(inputs)
         self._remember_images(inputs, self.predictions_of(inputs, output))
         if not self.memory["classes"]:
@@ -99,7 +99,7 @@ class SoTTA(Learner):
     def _learn_from(self, memory: Inputs) -> bool:
         """Take one SAM step on the memory's entropy, and commit the memory's statistics as ``statistics`` says."""
         own, both = self.statistics == "memory", self.statistics == "both"
-        normalise = hooks.use_policy(self.model, policies.batch()) if own else nullcontext()
+        normalise = self.use_policy(policies.batch()) if own else nullcontext()
         with self.ignore_padding(memory), normalise:
             with self.observe_statistics() if own or both else nullcontext() as gather:
                 loss = self._entropy(memory)
