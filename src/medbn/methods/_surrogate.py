@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from .. import gradients, hooks, kernels
 from .._errors import unknown_name
@@ -79,7 +80,9 @@ class Surrogate:
         normalise = adapter.normalise_as_attacked(inputs.size, state["memory"], memory)
         replace_gradient = hooks.backward_through(model, backward) if backward and adapter.layers else nullcontext()
         unrolls = bool(self.unroll and adapter.learned)
-        with normalise, adapter.ignore_padding(inputs):
+        # Fused attention has no second derivative, which the gradient through a step needs.
+        attention = sdpa_kernel(SDPBackend.MATH) if unrolls else nullcontext()
+        with normalise, attention, adapter.ignore_padding(inputs):
             # Replaced gradients change the step too. Its value is that of the true step, its gradient the replaced one.
             true_step = adapter.unroll(logits, state, inputs) if unrolls and backward else {}
             with replace_gradient:
