@@ -4,12 +4,22 @@ from __future__ import annotations
 
 import argparse
 import shlex
+import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .._version import __version__
-from ._arguments import add_device, add_root, choose_device, image_size, natural_int, non_negative_float, positive_float
+from ._arguments import (
+    UNFINISHED,
+    add_device,
+    add_root,
+    choose_device,
+    image_size,
+    natural_int,
+    non_negative_float,
+    positive_float,
+)
 from ._completion import complete, dataset_names, model_names
 from ._terminal import show_progress
 
@@ -22,12 +32,13 @@ SUMMARY = "train a source model"
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the command."""
     parser.description = (
-        "Train a model: a classifier with SGD and a one-cycle learning rate, or a segmentation model with SGD and a\n"
+        "Train a model with SGD: a classifier with a one-cycle learning rate, or a segmentation model with a\n"
         "polynomial one, on random crops. Run the same command again to continue a run that was stopped: a checkpoint\n"
         "is kept beside the output."
     )
     parser.epilog = (
         "examples:\n  medbn train resnet26 --data cifar10\n"
+        "  medbn train wide-resnet-28-10 --data cifar10 --ema 0.999 --minutes 9\n"
         "  medbn train deeplabv3plus-resnet50 --data cityscapes --size 256x512 --backbone resnet50-imagenet.safetensors"
     )
     complete(parser.add_argument("model", metavar="MODEL", help="a name of `medbn models`"), model_names)
@@ -50,6 +61,25 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--seed", type=natural_int, default=0, help="seed of weights, order and augmentation (default: 0)"
     )
+    parser.add_argument("--minutes", type=positive_float, help="stop after the epoch in which these are over")
+    single = parser.add_argument_group("classification")
+    single.add_argument("--schedule", metavar="NAME", help="of the learning rate: one-cycle (default) or cosine")
+    single.add_argument("--label-smoothing", type=non_negative_float, metavar="S", help="default: 0; 0.1 is common")
+    single.add_argument(
+        "--ema",
+        type=non_negative_float,
+        metavar="DECAY",
+        help="average the weights with this decay per step, such as 0.999 (default: no average)",
+    )
+    single.add_argument(
+        "--erase", type=natural_int, metavar="PX", help="erase a square of this side from every image (default: none)"
+    )
+    single.add_argument(
+        "--precision", metavar="NAME", help="of forward passes: auto (default: bfloat16 on a GPU), float32 or bfloat16"
+    )
+    single.add_argument(
+        "--no-channels-last", dest="channels_last", action="store_false", default=None, help="keep the usual layout"
+    )
     dense = parser.add_argument_group("segmentation")
     dense.add_argument(
         "--backbone", metavar="FILE", help="weights of the model's ResNet to start from; they learn at a tenth of --lr"
@@ -71,17 +101,25 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 SEGMENTATION = ("backbone", "size", "crop", "scale")
 """The options that only segmentation has."""
+CLASSIFICATION = ("schedule", "label_smoothing", "ema", "erase", "precision", "channels_last")
+"""The options that only classification has."""
 
 
-def run(options: argparse.Namespace) -> None:
+class _TimeOverError(Exception):
+    """Raised after an epoch when the minutes of the command are over; the checkpoint has been written."""
+
+
+def run(options: argparse.Namespace) -> int | None:
     """Train a model and save its weights."""
     from .. import data, models
 
     segmentation = data.task_of(options.data) == "segmentation"
-    if not segmentation:
-        for name in SEGMENTATION:
-            if getattr(options, name) is not None:
-                raise ValueError(f"--{name} is for segmentation datasets; {options.data!r} has a class per image.")
+    labels = "pixel" if segmentation else "image"
+    for name in CLASSIFICATION if segmentation else SEGMENTATION:
+        if getattr(options, name) is not None:
+            flag = "no-channels-last" if name == "channels_last" else name.replace("_", "-")
+            task = "classification" if segmentation else "segmentation"
+            raise ValueError(f"--{flag} is for {task} datasets; {options.data!r} has a class per {labels}.")
     label = Path(options.data).name or "data"
     out = Path(options.out or f"{options.model.replace(':', '-')}-{label}.safetensors")
     if out.suffix != ".safetensors":
@@ -94,10 +132,21 @@ def run(options: argparse.Namespace) -> None:
     device = choose_device(options.device)
     began = time.monotonic()
     train = _train_segmentation if segmentation else _train_classification
-    model, facts, result = train(options, device, checkpoint)
+    try:
+        model, facts, result = train(options, device, checkpoint)
+    except _TimeOverError as stopped:
+        print(f"{stopped}; the same command continues", file=sys.stderr)
+        return UNFINISHED
     models.save(model.cpu(), out, model=options.model, **facts, seed=options.seed, medbn=__version__)
     checkpoint.unlink(missing_ok=True)
     print(f"{out}: {facts['epochs']} epochs in {time.monotonic() - began:.0f} s on {device}{result}")
+    return 0
+
+
+def _stop_in_time(options: argparse.Namespace, began: float, number: int, epochs: int) -> None:
+    """Raise ``_TimeOverError`` after an epoch that is not the last, if the minutes are over."""
+    if options.minutes and number < epochs and time.monotonic() - began > 60 * options.minutes:
+        raise _TimeOverError(f"{number} of {epochs} epochs are done")
 
 
 Trained = tuple["nn.Module", dict[str, Any], str]
@@ -107,7 +156,9 @@ Trained = tuple["nn.Module", dict[str, Any], str]
 def _train_classification(options: argparse.Namespace, device: str, checkpoint: Path) -> Trained:
     from .. import data, training
 
-    plan = training.Plan(**_given(options, "epochs", "lr", "batch_size", "weight_decay"), seed=options.seed)
+    began = time.monotonic()
+    values = _given(options, "epochs", "lr", "batch_size", "weight_decay", *CLASSIFICATION)
+    plan = training.Plan(**values, seed=options.seed)
     images = data.load(options.data, "train", root=options.root)
     test = data.load(options.data, "test", root=options.root) if options.data in data.available() else None
     model = _make_model(options, checkpoint, classes=len(images.classes), channels=images.shape[0])
@@ -117,9 +168,11 @@ def _train_classification(options: argparse.Namespace, device: str, checkpoint: 
             tested = "" if epoch.test_accuracy is None else f", test {epoch.test_accuracy:.1%}"
             note = f"epoch {epoch.number}: loss {epoch.loss:.3f}, accuracy {epoch.accuracy:.1%}{tested}"
             bar.update(epoch.number, epoch.epochs, note)
+            _stop_in_time(options, began, epoch.number, epoch.epochs)
 
         last = training.train(model, images, plan, test=test, device=device, checkpoint=checkpoint, report=report)
-    facts = {"data": images.name, "classes": len(images.classes), "channels": images.shape[0], "epochs": plan.epochs}
+    facts: dict[str, Any] = {"data": images.name, "classes": len(images.classes), "channels": images.shape[0]}
+    facts |= {"epochs": plan.epochs, "command": _command(options)}
     if last.test_accuracy is None:
         return model, facts, ""
     facts["accuracy"] = f"{last.test_accuracy:.4f}"
@@ -129,6 +182,7 @@ def _train_classification(options: argparse.Namespace, device: str, checkpoint: 
 def _train_segmentation(options: argparse.Namespace, device: str, checkpoint: Path) -> Trained:
     from .. import data, training
 
+    began = time.monotonic()
     values = _given(options, "epochs", "lr", "batch_size", "weight_decay", "crop")
     if options.scale:
         values["scale"] = tuple(options.scale)
@@ -145,6 +199,7 @@ def _train_segmentation(options: argparse.Namespace, device: str, checkpoint: Pa
         def report(epoch: training.SegmentationEpoch) -> None:
             measured = "" if epoch.mean_iou is None else f", mean IoU {epoch.mean_iou:.1%}"
             bar.update(epoch.number, epoch.epochs, f"epoch {epoch.number}: loss {epoch.loss:.3f}{measured}")
+            _stop_in_time(options, began, epoch.number, epoch.epochs)
 
         last = training.train_segmentation(
             model, images, plan, validation=validation, device=device, checkpoint=checkpoint, report=report
@@ -183,7 +238,18 @@ def _make_model(options: argparse.Namespace, checkpoint: Path, **sizes: Any) -> 
 def _command(options: argparse.Namespace) -> str:
     """Return the command that repeats this training, without its paths and device."""
     words = ["medbn", "train", options.model, "--data", options.data]
-    for name in ("epochs", "lr", "batch_size", "weight_decay", "seed", "size", "crop", "scale", "backbone"):
+    for name in (
+        "epochs",
+        "lr",
+        "batch_size",
+        "weight_decay",
+        "seed",
+        *CLASSIFICATION[:-1],
+        "size",
+        "crop",
+        "scale",
+        "backbone",
+    ):
         value = getattr(options, name)
         if value in (None, 0):
             continue
@@ -194,4 +260,5 @@ def _command(options: argparse.Namespace) -> str:
             words += [f"{each:g}" for each in value]
         else:
             words.append(Path(value).name if name == "backbone" else f"{value}")
+    words += ["--no-channels-last"] if options.channels_last is False else []
     return shlex.join(words)

@@ -3,7 +3,10 @@
 Both continue stopped runs from a checkpoint, to the same bits.
 """
 
-from .classification import Epoch, Plan, accuracy, augment, train
+from .augmentation import augment, erase
+from .classification import accuracy, train
+from .plan import PRECISIONS, Epoch, Plan
+from .schedules import SCHEDULES
 from .segmentation import (
     SegmentationEpoch,
     SegmentationPlan,
@@ -13,12 +16,15 @@ from .segmentation import (
 )
 
 __all__ = [
+    "PRECISIONS",
+    "SCHEDULES",
     "Epoch",
     "Plan",
     "SegmentationEpoch",
     "SegmentationPlan",
     "accuracy",
     "augment",
+    "erase",
     "measure_confusion",
     "pixel_cross_entropy",
     "train",
