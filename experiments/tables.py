@@ -205,18 +205,20 @@ def cumulative() -> Rows:
     return rows
 
 
-@table("worst-case")
-def worst_case() -> Rows:
-    """Return the attacks on TeBN with each gradient and the worst of them, on 60 targets and 15 batches."""
-    header = ["exact", "straight-through", "smooth", "worst"]
-    rows = [["", "targets", *(f"targeted: {one}" for one in header), *(f"indiscriminate: {one}" for one in header)]]
-    for estimator in ("mean", "median", "image_median", "mad", "mad_scaled"):
-        chosen = {"method": "tebn", "estimator": estimator}
-        targeted = pick("worst-case", objective="targeted", **chosen)
-        indiscriminate = pick("worst-case", objective="indiscriminate", **chosen)
-        cells = [*gradients_of(targeted, estimator, rate), *gradients_of(indiscriminate, estimator, error)]
-        rows.append([NAMES[estimator], str(len(targeted.hardest().batches)), *cells])
+def worst_case(objective: str, measure: Callable[[Results], str], estimators: Sequence[str], **fields: object) -> Rows:
+    """Return the attacks on TeBN with each gradient and the worst of them."""
+    rows = [["", "exact", "straight-through", "smooth", "worst", "batches"]]
+    for estimator in estimators:
+        results = pick("worst-case", objective=objective, method="tebn", estimator=estimator, **fields)
+        count = len(results.hardest().batches)
+        rows.append([NAMES[estimator], *gradients_of(results, estimator, measure), str(count)])
     return rows
+
+
+FIVE = (*THREE, "mad", "mad_scaled")
+table("worst-case-targeted")(lambda: worst_case("targeted", rate, THREE))
+table("worst-case-mad")(lambda: worst_case("targeted", rate, FIVE, seed=1))
+table("worst-case-indiscriminate")(lambda: worst_case("indiscriminate", error, FIVE))
 
 
 @table("worst-case-difference")
@@ -337,11 +339,7 @@ def poison(recipe: str, store: str) -> Rows:
     """Return the points of error that poison of earlier batches adds to ``past``, from the second batch on."""
 
     def added(results: Results) -> str:
-        results = first_batches(results, sys.maxsize, skip=1)
-        wrong, without = results.by_batch("wrong"), results.by_batch("wrong_without")
-        # Without an attack a batch is the same for all attacks: its key lacks the attack.
-        pairs = [(without[(*key[:-2], None, key[-1])], value) for key, value in wrong.items()]
-        return percent(bench.intervals.paired_difference(*zip(*pairs, strict=True)), signed=True)
+        return percent(added_error(first_batches(results, sys.maxsize, skip=1)), signed=True)
 
     rows = [["`past` with", "exact", "straight-through", "smooth", "worst", "batches"]]
     for estimator in LASTING:
@@ -363,31 +361,58 @@ def in_order() -> Rows:
     return [*rows, ["TeBN", *(rate(pick("in-order", estimator=estimator)) for estimator in THREE)]]
 
 
+def printed(name: str, method: str, estimator: str) -> float:
+    """Return a number that the paper prints for CIFAR-10-C."""
+    value = published.get(name).lookup(dataset="cifar10-c", method=method, estimator=estimator)
+    return math.nan if value is None else value
+
+
+def printed_harm(method: str, estimator: str) -> float:
+    """Return the error that the indiscriminate attack adds in the paper."""
+    return printed("indiscriminate-instant", method, estimator) - printed("no-attack", method, estimator)
+
+
+def added_error(results: Results) -> Interval:
+    """Return the error that attacks add to that of the same images without one."""
+    wrong, without = results.by_batch("wrong"), results.by_batch("wrong_without")
+    # Without an attack a batch is the same for all attacks: its key lacks the attack.
+    pairs = [(without[(*key[:-2], None, key[-1])], value) for key, value in wrong.items()]
+    return bench.intervals.paired_difference(*zip(*pairs, strict=True))
+
+
+def arrow(values: Sequence[str]) -> str:
+    """Return two values as a change."""
+    return " → ".join(values)
+
+
+def beside_paper(method: str) -> list[tuple[str, str, str]]:
+    """Return for one method what is compared, the paper's numbers and ours, of BatchNorm and of MedBN."""
+    pair = THREE[:2]
+    hits = [rate(pick("targeted-instant", method=method, estimator=one)) for one in pair]
+    harm = [percent(added_error(pick("indiscriminate-instant", method=method, estimator=one))) for one in pair]
+    base, median = (pick("no-attack", method=method, estimator=one) for one in pair)
+    theirs = [printed("no-attack", method, one) for one in pair]
+    return [
+        ("targeted success", arrow([f"{printed('targeted-instant', method, one):.1f}" for one in pair]), arrow(hits)),
+        (
+            "error that the indiscriminate attack adds",
+            arrow([f"{printed_harm(method, k):.1f}" for k in pair]),
+            arrow(harm),
+        ),
+        (
+            "error that MedBN adds without attack",
+            f"{theirs[1] - theirs[0]:.1f}".replace("-", "−"),
+            difference(base, median),
+        ),
+    ]
+
+
 @table("paper")
 def paper() -> Rows:
     """Return what the paper prints beside what was measured: compare effects, since the weights are others."""
-    printed = {name: published.get(name) for name in ("targeted-instant", "indiscriminate-instant", "no-attack")}
-
-    def effect(name: str, method: str, estimator: str) -> float:
-        return float(printed[name].lookup(dataset="cifar10-c", method=method, estimator=estimator) or math.nan)
-
-    def harm(method: str, estimator: str) -> float:
-        return effect("indiscriminate-instant", method, estimator) - effect("no-attack", method, estimator)
-
-    columns = ("targeted success", "error that the indiscriminate attack adds")
-    rows = [["BatchNorm → MedBN", *(f"{column}, {who}" for column in columns for who in ("paper", "here"))]]
-    for method in SEVEN:
-        hits = [rate(pick("targeted-instant", method=method, estimator=one)) for one in THREE[:2]]
-        added = []
-        for one in THREE[:2]:
-            results = pick("indiscriminate-instant", method=method, estimator=one)
-            wrong, without = results.by_batch("wrong"), results.by_batch("wrong_without")
-            pairs = [(without[(*key[:-2], None, key[-1])], value) for key, value in wrong.items()]
-            added.append(percent(bench.intervals.paired_difference(*zip(*pairs, strict=True))))
-        theirs = [f"{effect('targeted-instant', method, one):.1f}" for one in THREE[:2]]
-        harms = [f"{harm(method, one):.1f}" for one in THREE[:2]]
-        rows.append([METHODS[method], *(" → ".join(two) for two in (theirs, hits, harms, added))])
-    return rows
+    header = [f"{what}, {who}" for what, *_ in beside_paper("tebn") for who in ("paper", "here")]
+    rows = [["BatchNorm → MedBN", *header]]
+    return [*rows, *([METHODS[k], *(text for _, *two in beside_paper(k) for text in two)] for k in SEVEN)]
 
 
 # --- the summary ------------------------------------------------------------------------------------------------------
@@ -435,17 +460,23 @@ def summary_what_does() -> Rows:
 
 @table("summary-cost")
 def summary_cost() -> Rows:
-    """Return the errors without attack on all images."""
-    rows = [["", "error without attack"]]
-    rows += [[f"TeBN, {NAMES[one]}", error(pick("no-attack", method="tebn", estimator=one))] for one in THREE]
-    return [*rows, ["`past`, `image_median@0.5`", error(pick("past-no-attack", estimator="image_median@0.5"))]]
+    """Return the errors without attack on all images, and the differences to BatchNorm on the same batches."""
+    rows = [["", "error without attack", "difference to the first row"]]
+    base = pick("no-attack", method="tebn", estimator="mean")
+    errors = {(*key[:-3], key[-1]): value for key, value in base.by_batch().items()}  # without method and attack
+    chosen = [(f"TeBN, {NAMES[one]}", pick("no-attack", method="tebn", estimator=one)) for one in THREE]
+    chosen.append(("`past`, `image_median@0.5`", pick("past-no-attack", estimator="image_median@0.5")))
+    for label, results in chosen:
+        pairs = [(errors[(*key[:-3], key[-1])], value) for key, value in results.by_batch().items()]
+        change = percent(bench.intervals.paired_difference(*zip(*pairs, strict=True)), signed=True)
+        rows.append([label, error(results), NOTHING if results.cells == base.cells else change])
+    return rows
 
 
 @table("summary-paper")
 def summary_paper() -> Rows:
-    """Return the first row of the comparison with the paper, and the cost of MedBN."""
-    header, tebn, *_ = paper()
-    return [header, tebn]
+    """Return the comparison with the paper for TeBN."""
+    return [["TeBN, BatchNorm → MedBN", "paper", "here"], *(list(row) for row in beside_paper("tebn"))]
 
 
 # --- the pages --------------------------------------------------------------------------------------------------------
