@@ -13,10 +13,10 @@ from pathlib import Path
 
 import matplotlib as mpl
 
+from _stored import first_batches, pick
 from medbn import bench, cli
 from medbn._styles import estimator_style
 from medbn.bench import Interval
-from tables import first_batches, pick
 
 OUT = Path(__file__).parents[1] / "docs" / "images" / "results.png"
 ROWS = (
