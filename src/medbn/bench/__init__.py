@@ -18,6 +18,7 @@ from .merge import Merged, merge
 from .metrics import error_rate
 from .pictures import Strip, read_strips
 from .place import Place, deterministic, machine_facts
+from .ray_executor import Ray
 from .recipe import AXES, DEFENCES, DIGITS, SCENES, SWEEPS, Recipe
 from .requirements import (
     MissingError,
@@ -53,6 +54,7 @@ __all__ = [
     "MissingError",
     "Place",
     "Processes",
+    "Ray",
     "Recipe",
     "Result",
     "Results",

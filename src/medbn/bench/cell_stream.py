@@ -5,7 +5,8 @@ from __future__ import annotations
 import io
 import time
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator
+from contextlib import closing
 from typing import Any
 
 import torch
@@ -32,24 +33,31 @@ def run_cell(cell: Cell, store: Store, place: Place, batches: int | None = None,
 
     A cell that another process works on is left alone, with an event that says so.
     """
+    with closing(run_batches(cell, store, place, batches)) as events:
+        for event in events:
+            on_event(event)
+
+
+def run_batches(cell: Cell, store: Store, place: Place, batches: int | None = None) -> Generator[Event, None, None]:
+    """Do what ``run_cell`` does, and yield every event; what is stored by then stays when the caller stops."""
     loaded = load_cell(cell, place, batches)
     done, _ = store.progress(loaded.key)
 
-    def emit(kind: str, batch: int, metrics: dict[str, Any] | None = None) -> None:
-        on_event(Event(kind, loaded.key, cell, batch, loaded.batches, metrics or {}))
+    def event(kind: str, batch: int, metrics: dict[str, Any] | None = None) -> Event:
+        return Event(kind, loaded.key, cell, batch, loaded.batches, metrics or {})
 
     if done >= loaded.batches:
-        emit("finished", loaded.batches)
+        yield event("finished", loaded.batches)
         return
     facts = {**machine_facts(place), **_dataset_facts(loaded)}
     if not store.claim(loaded.key, cell.to_dict(), facts):
-        emit("busy", done)
+        yield event("busy", done)
         return
     try:
         done, state = store.progress(loaded.key)  # another process may have stored more since
         if done and not state:
             raise ValueError(f"{store.path} is sealed: {cell.label} cannot be continued. Use another store.")
-        emit("started", done)
+        yield event("started", done)
         stream = CellStream(loaded, place.device)
         if state is not None:
             _continue(stream, state, store)
@@ -63,8 +71,8 @@ def run_cell(cell: Cell, store: Store, place: Place, batches: int | None = None,
             first = len(pictures) * (number - cell.warm_up)
             seconds = time.perf_counter() - began
             store.commit(loaded.key, number, metrics, stream.state(), pictures, seconds, first_example=first)
-            emit("batch", number + 1, metrics)
-        emit("finished", loaded.batches)
+            yield event("batch", number + 1, metrics)
+        yield event("finished", loaded.batches)
     finally:
         store.release(loaded.key)
 

@@ -158,6 +158,14 @@ class Store(StoreFile):
             for place, pair in enumerate(() if full else examples or (), start=first_example):
                 self.insert("examples", key, place, *pair, replace=True)
 
+    def renew_claims(self) -> None:
+        """Extend the lease of all claims of this process."""
+        with self.transaction() as db:
+            until = self.clock() + LEASE
+            db.execute(
+                "UPDATE cells SET until = max(until, ?) WHERE host = ? AND pid = ? AND born = ?", (until, *self.owner)
+            )
+
     def release(self, key: str) -> None:
         """Give up the claim of this process on a cell."""
         with self.transaction() as db:

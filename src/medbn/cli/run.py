@@ -27,7 +27,7 @@ from ._run_progress import RunProgress, show_run
 from ._terminal import format_table
 
 if TYPE_CHECKING:
-    from ..bench import Recipe
+    from ..bench import Executor, Place, Recipe
 
 SUMMARY = "run experiments; the same command again continues them"
 
@@ -76,6 +76,17 @@ def configure(parser: argparse.ArgumentParser) -> None:
     complete(corruptions, corruption_names)
 
     spread = parser.add_argument_group("several machines", "joined by `medbn merge`; see docs/scale.md")
+    spread.add_argument(
+        "--executor", choices=("local", "ray"), default="local", help="local (default), or a Ray cluster (medbn[ray])"
+    )
+    spread.add_argument(
+        "--address",
+        metavar="HOST:PORT",
+        help="of the Ray cluster (default: $RAY_ADDRESS, or this machine alone)",
+    )
+    spread.add_argument(
+        "--gpus-per-task", type=positive_float, metavar="F", help="with ray: the part of a GPU that a stream needs"
+    )
     spread.add_argument("--shard", type=shard, metavar="K/N", help="run the K-th of N parts, such as 3/16")
 
     place = parser.add_argument_group("data and machine")
@@ -84,7 +95,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     place.add_argument("--clean", metavar="DATA", help="folder of clean images for EATA, if the recipe names none")
     add_import(place)
     add_device(place)
-    place.add_argument("--jobs", type=positive_int, default=1, metavar="N", help="processes (default: 1)")
+    place.add_argument("--jobs", type=positive_int, metavar="N", help="processes (default: 1; with ray, all it has)")
     place.add_argument("--threads", type=positive_int, metavar="N", help="torch's threads in each process")
 
 
@@ -106,13 +117,13 @@ def execute(recipes: Sequence[Recipe], options: argparse.Namespace, command: str
 
     Args:
         recipes: what to run.
-        options: ``store``, ``root``, ``device``, ``threads``, ``jobs``, ``minutes``, ``quiet``, ``shard``.
+        options: ``store``, ``root``, ``device``, ``threads``, ``jobs``, ``minutes``, ``quiet``, ``shard``,
+            ``executor``, ``address``, ``gpus_per_task``.
         command: the command that continues the run.
     """
     from .. import bench
 
-    place = bench.Place(options.root, choose_device(options.device), options.threads)
-    executor = bench.Processes(place, options.jobs) if options.jobs > 1 else bench.InProcess(place)
+    place, executor = _choose_executor(options)
     began = time.monotonic()
     seconds = 60.0 * options.minutes if options.minutes else None
     names = list(dict.fromkeys(recipe.name for recipe in recipes))
@@ -141,10 +152,27 @@ def execute(recipes: Sequence[Recipe], options: argparse.Namespace, command: str
     if not options.quiet:
         _print_headlines(options.store, names)
         seconds = time.monotonic() - began
-        print(f"\n{', '.join(names)}: {seconds:.0f} s on {place.device}; results in {Path(options.store)}", flush=True)
+        where = f"ray ({executor.place.device})" if isinstance(executor, bench.Ray) else place.device
+        print(f"\n{', '.join(names)}: {seconds:.0f} s on {where}; results in {Path(options.store)}", flush=True)
     if not finished:
         print(f"not finished: {progress.summary}. To continue: {command}", file=sys.stderr)
     return finished
+
+
+def _choose_executor(options: argparse.Namespace) -> tuple[Place, Executor]:
+    """Return the place of this process, and what runs the cells."""
+    from .. import bench
+
+    if options.executor == "ray":
+        device = options.device or choose_device(None)  # this machine need not have the GPUs of the cluster
+        place = bench.Place(options.root, device, options.threads)
+        executor = bench.Ray(place, address=options.address, jobs=options.jobs, gpus=options.gpus_per_task)
+        return bench.Place(options.root, "cpu", options.threads), executor
+    for name in ("address", "gpus_per_task"):
+        if getattr(options, name) is not None:
+            raise ValueError(f"--{name.replace('_', '-')} is for --executor ray.")
+    place = bench.Place(options.root, choose_device(options.device), options.threads)
+    return place, bench.Processes(place, options.jobs) if (options.jobs or 1) > 1 else bench.InProcess(place)
 
 
 def _narrowed_recipe(name: str, options: argparse.Namespace) -> Recipe:
