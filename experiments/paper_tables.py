@@ -74,7 +74,11 @@ def cifar10() -> Pieces:
         ],
         "cumulative": [shuffled("cumulative", data, batches=3)],
         "sizes": [shuffled(f"{name}-indiscriminate", data, batches=1) for name in ("malicious", "batch-size")],
-        "priors": [worst_case(data, "indiscriminate", estimators=("mad", "image_median@0.5"))],
+        "worst-case": [
+            worst_case(data, "targeted", (2, 3, 4), estimators=("mad", "image_median@0.5")),
+            worst_case(data, "indiscriminate", estimators=("image_median@0.5",)),
+        ],
+        "past": past(data, batches=50, poisoned=6),
     }
 
 
