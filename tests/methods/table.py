@@ -18,11 +18,16 @@ METHODS = {
     "sema": {},
     "mdia": {"terminal": 2},
     "past": {"batch_size": 12},
+    "alpha_bn": {"source_images": 4},
+    "lame": {"neighbours": 3, "weight": 0.5},
 }
 LEARNING = [name for name in METHODS if issubclass(medbn.methods.get(name), medbn.methods.Learner)]
+KEEPS_NOTHING = ["source", "tebn", "mdia", "alpha_bn", "lame"]
 ADAPTING = [name for name in METHODS if medbn.methods.get(name).adapts]
 # Methods use estimators only through layers, which have three ways to compute: torch's kernel, ours, and a mixture.
 ESTIMATORS = ["mean", "median", "image_median@0.5"]
+
+DENSE = [name for name in METHODS if name != "lame"]  # which corrects one prediction per image
 
 every_method = pytest.mark.parametrize("method", METHODS)
 every_adapting = pytest.mark.parametrize("method", ADAPTING)

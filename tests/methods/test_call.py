@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from .conftest import Dense
-from .table import LEARNING, assert_same, every_learning, every_method, make, state
+from .table import DENSE, LEARNING, assert_same, every_learning, every_method, make, state
 
 
 @every_learning
@@ -140,7 +140,7 @@ def test_methods_that_learn_nothing_need_no_logits(model, batches):
         assert make(features, method)(batches[0]).shape == (12, 4, 6, 6)
 
 
-@every_method
+@pytest.mark.parametrize("method", DENSE)
 def test_dense_outputs(method, model, batches):
     tta = make(Dense(model), method)
     for x in batches:

@@ -24,6 +24,8 @@ import medbn
         ("sotta", "imagenet", {"confidence": 0.33}),
         ("sema", "cifar10", {"momentum": 0.2}),
         ("mdia", "cifar10", {"prior": 0.6, "terminal": 8}),
+        ("alpha_bn", "cifar10", {"prior": 0.9, "source_images": None}),
+        ("lame", "cifar10", {"neighbours": 5, "weight": 1.0, "iterations": 100}),
     ],
 )
 def test_published_defaults(method, preset, expected):
@@ -41,7 +43,7 @@ def test_presets_and_given_options(model):
 
 
 def test_wrong_names_list_the_right_ones(model):
-    with pytest.raises(ValueError, match=r"tnet.*tent.*eata, eta, mdia, past, sar"):
+    with pytest.raises(ValueError, match=r"tnet.*tent.*eata, eta, lame, mdia, past, sar"):
         medbn.adapt(model, "tnet")
     with pytest.raises(ValueError, match=r"learning_rate.*lr"):
         medbn.adapt(model, "tent", learning_rate=0.1)

@@ -58,8 +58,10 @@ def test_registered_methods_are_found_by_name(model, batches):
 def test_what_reports_call_the_methods():
     labels = {name: medbn.methods.get(name).label for name in medbn.methods.available()}
     assert labels == {
+        "alpha_bn": "α-BN",
         "eata": "EATA",
         "eta": "ETA",
+        "lame": "LAME",
         "mdia": "mDIA",
         "past": "Past",
         "sar": "SAR",

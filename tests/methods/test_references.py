@@ -431,3 +431,117 @@ def test_dense_images_are_remembered_by_mean_confidence_and_most_frequent_class(
     tta = medbn.adapt(Pixels(), "sotta", confidence=0.6, frozen=[])
     tta(image)
     assert tta.memory["classes"] == [1, 0, 2]
+
+
+# --- alpha-BN --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("estimator", ["mean", "median", "image_median"])
+def test_alpha_bn_is_tebn_with_a_prior(estimator, model, batches):
+    fixed = medbn.adapt(model, "alpha_bn", estimator, prior=0.7)
+    prior = medbn.adapt(model, "tebn", f"{estimator}@0.7")
+    counted = medbn.adapt(model, "alpha_bn", estimator, source_images=28)  # 28 / (28 + 12)
+    for x in batches[:2]:
+        torch.testing.assert_close(fixed(x), prior(x))
+        torch.testing.assert_close(counted(x), prior(x))
+
+
+def test_the_prior_of_alpha_bn_counts_images():
+    layer = OneLayer()
+    tta = medbn.adapt(layer, "alpha_bn", "mean", source_images=6)
+    for images in (3, 6, 18):
+        x = stream(1, images)[0]
+        source = 6 / (6 + images)
+        mean = source * layer.bn.running_mean + (1 - source) * x.mean(0)
+        var = source * layer.bn.running_var + (1 - source) * x.var(0, correction=0)
+        expected = (x - mean) / (var + 1e-5).sqrt() * layer.bn.weight + layer.bn.bias
+        torch.testing.assert_close(tta(x), expected.detach())
+        padded = torch.cat([x, torch.full((2, CLASSES), 9.0)])
+        out = tta(padded, valid=torch.arange(images + 2) < images)
+        torch.testing.assert_close(out[:images], expected.detach())
+        torch.testing.assert_close(tta.surrogate()(x), expected.detach())
+    for wrong in (-1, "many"):
+        with pytest.raises(ValueError, match="source_images"):
+            medbn.adapt(layer, "alpha_bn", source_images=wrong)
+
+
+# --- LAME ------------------------------------------------------------------------------------------------------------
+
+
+def lame_in_loops(logits, features, neighbours, weight, iterations):
+    """Eq. 7 of LAME's paper, image by image, in float64."""
+    count = len(logits)
+    p = logits.double().softmax(1)
+    unit = [f.double() / f.double().norm() for f in features]
+    near = []
+    for i in range(count):
+        others = sorted((j for j in range(count) if j != i), key=lambda j: (unit[i] - unit[j]).norm().item())
+        near.append(others[:neighbours])
+    z = p.clone()
+    for _ in range(iterations):
+        new = torch.stack([p[i] * (weight * sum(z[j] for j in near[i])).exp() for i in range(count)])
+        z = new / new.sum(1, keepdim=True)
+    return z
+
+
+class Classifier(nn.Module):
+    """Features, and logits that depend on them; no BatchNorm."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(2)
+        self.body, self.head = nn.Linear(6, 4), nn.Linear(4, CLASSES)
+
+    def forward(self, x):
+        return {"features": x, "logits": self.head(self.body(x).tanh())}
+
+
+@pytest.mark.parametrize(("neighbours", "weight", "iterations"), [(5, 1.0, 100), (2, 0.5, 1), (1, 3.0, 4)])
+def test_lame_image_by_image(neighbours, weight, iterations):
+    model = Classifier()
+    options = {"neighbours": neighbours, "weight": weight, "iterations": iterations}
+    with pytest.warns(UserWarning, match="no BatchNorm"):
+        tta = medbn.adapt(model, "lame", **options)
+    x = torch.randn(11, 6)
+    with torch.no_grad():
+        output = tta(x)
+        expected = lame_in_loops(model(x)["logits"], model.body(x).tanh(), **options)
+    assert output["features"] is not None
+    torch.testing.assert_close(output["logits"].exp().double(), expected, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(tta.surrogate()(x), output["logits"])
+    broken = torch.cat([x, torch.full((1, 6), torch.nan)])
+    torch.testing.assert_close(tta(broken)["logits"][:-1], output["logits"])
+    padded = torch.cat([x, torch.ones(2, 6)])
+    torch.testing.assert_close(tta(padded, valid=torch.arange(13) < 11)["logits"][:-2], output["logits"])
+
+
+def test_lame_s_surrogate_is_differentiated_through_its_iterations():
+    with pytest.warns(UserWarning, match="no BatchNorm"):
+        tta = medbn.adapt(Classifier(), "lame", neighbours=2, iterations=5).double()
+    x = torch.randn(8, 6, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(tta.surrogate(), (x,), eps=1e-7, atol=1e-5)
+    (dx,) = torch.autograd.grad(tta.surrogate()(x)[0].square().sum(), x)
+    assert (dx[1:].abs().sum(dim=1) > 0).any()  # what an attacker uses
+
+
+def test_lame_with_one_image_and_with_wrong_options():
+    model = Classifier()
+    with pytest.warns(UserWarning, match="no BatchNorm"):
+        tta = medbn.adapt(model, "lame")
+    x = torch.randn(1, 6)
+    torch.testing.assert_close(tta(x)["logits"], model(x)["logits"].log_softmax(1).detach())
+    with pytest.raises(ValueError, match=r"heat.*head"):
+        medbn.adapt(model, "lame", features="heat")
+    with pytest.raises(ValueError, match="features="):
+        medbn.adapt(OneLayer(), "lame")
+    with pytest.raises(ValueError, match="neighbours"):
+        medbn.adapt(model, "lame", neighbours=0)
+    with pytest.warns(UserWarning, match="no BatchNorm"):
+        computed = medbn.adapt(model, "lame", logits=lambda output: 2 * output["logits"])
+    with pytest.raises(ValueError, match="logits="):
+        computed(x)
+    dense = nn.Sequential(nn.Conv2d(3, 4, 1), nn.Flatten(2), nn.Linear(4, 4))
+    with pytest.warns(UserWarning, match="no BatchNorm"):
+        tta = medbn.adapt(dense, "lame")
+    with pytest.raises(ValueError, match="per image"):
+        tta(torch.randn(6, 3, 2, 2))

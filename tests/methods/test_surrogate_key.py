@@ -88,6 +88,9 @@ def test_methods_that_normalise_alike_share_a_key(model):
         ("mdia", {"prior": 0.6}, {"prior": 0.5}),
         ("sotta", {"statistics": "batch"}, {"statistics": "memory"}),
         ("past", {"batch_size": 12}, {"batch_size": 24}),
+        ("alpha_bn", {"source_images": None}, {"source_images": 4}),
+        ("alpha_bn", {"source_images": None, "prior": 0.9}, {"source_images": None, "prior": 0.8}),
+        ("lame", {"neighbours": 3}, {"neighbours": 4}),
     ],
 )
 def test_options_that_change_normalisation_change_the_key(method, first, second, model):

@@ -184,6 +184,22 @@ def mean_over(values: Tensor, rows: Tensor) -> Tensor:
     return torch.where(rows, values, 0.0).sum() / rows.sum().clamp(min=1)
 
 
+def replace_tensor(output: Any, old: Tensor, new: Tensor) -> Any:
+    """Return a model's output, of any structure, with one of its tensors replaced by another."""
+    found = []
+
+    def replace(tensor: Tensor) -> Tensor:
+        found.append(tensor is old)
+        return new if tensor is old else tensor
+
+    replaced = _map_tensors(output, replace)
+    if not any(found):
+        raise ValueError(
+            "the logits are to be replaced in the model's output, and logits= computes them; say where they are there."
+        )
+    return replaced
+
+
 def detach_output(value: Any) -> Any:
     """Return a model's output, of any structure, with every tensor detached."""
     return _map_tensors(value, Tensor.detach)

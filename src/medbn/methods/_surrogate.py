@@ -72,7 +72,10 @@ class Surrogate:
         tensors = {name: t for name, t in self.tensors.items() if not name.startswith(MEMORY)}
 
         def logits(learned: dict[str, Tensor]) -> Tensor:
-            output = torch.func.functional_call(model, {**tensors, **learned}, inputs.args, inputs.kwargs)
+            def forward() -> Any:
+                return torch.func.functional_call(model, {**tensors, **learned}, inputs.args, inputs.kwargs)
+
+            output = adapter.predict_with(forward, inputs)
             return extract_logits(output, adapter.logits, inputs.size)
 
         if model.training:

@@ -20,6 +20,7 @@ Methods of Adapter:
     ``commit_policy(images, memory)``: the weight of a batch in the moving averages, where it is not that policy's.
     ``prepare()``: what is to be done once, before the first call.
     ``update(inputs, output)``: adapt to one batch.
+    ``predict_with(forward, inputs)``: run a forward pass, and change its output.
     ``commits_prediction()``: whether the statistics of the pass that predicts enter the moving averages.
     ``commit(commit, images, inputs, output)``: commit a batch, and keep in memory what later ones need to know of it.
     ``check_memory(memory, values)``: refuse a loaded memory that the method cannot have saved.
@@ -356,11 +357,22 @@ class Adapter(Stateful):
     def run_model(self, inputs: Inputs) -> Any:
         """Return the model's output for a call."""
         try:
-            return self.model(*inputs.args, **inputs.kwargs)
+            return self.predict_with(lambda: self.model(*inputs.args, **inputs.kwargs), inputs)
         except RuntimeError as error:
             if any(tensor.dtype == torch.uint8 for tensor in inputs.images().values()):
                 raise TypeError("the model cannot take uint8 images; convert them: images.float() / 255.") from error
             raise
+
+    def predict_with(self, forward: Callable[[], Any], inputs: Inputs) -> Any:
+        """Return the output of a forward pass, of the model or of a surrogate.
+
+        Override it where a method changes the output itself; then ``surrogate_from_policies`` stays False.
+
+        Args:
+            forward: runs the pass.
+            inputs: the batch.
+        """
+        return forward()
 
     def repeats_pass(self) -> bool:
         """Return whether the next pass normalises as the last one did, so that a captured one may replace it."""
