@@ -316,7 +316,7 @@ def test_wrong_names_and_missing_statistics_change_nothing():
 # --- SyncBatchNorm ---------------------------------------------------------------------------------------------------
 
 
-def test_sync_batch_norm_is_converted_per_process_and_comes_back():
+def test_sync_batch_norm_without_other_processes_is_converted_and_comes_back():
     model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.SyncBatchNorm(4))
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # no process group: nothing to warn about
@@ -328,13 +328,15 @@ def test_sync_batch_norm_is_converted_per_process_and_comes_back():
     assert model[1].process_group is None
 
 
-def test_an_active_process_group_causes_a_warning(tmp_path):
+def test_a_group_of_one_process_changes_nothing(tmp_path):
     dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
     try:
-        with pytest.warns(UserWarning, match="each process"):
-            medbn.convert(nn.Sequential(nn.SyncBatchNorm(4)))
-        with warnings.catch_warnings():
-            warnings.simplefilter("error")
-            medbn.convert(nn.Sequential(nn.BatchNorm2d(4)))
+        x = torch.randn(4, 3, 5, 5)
+        layer = medbn.convert(nn.BatchNorm2d(3), group="world")
+        assert layer.group.size == 1
+        torch.testing.assert_close(layer(x), medbn.functional.robust_norm(x), rtol=0, atol=0)
+        layer = medbn.convert(nn.SyncBatchNorm(3, process_group=dist.group.WORLD))
+        assert layer.group.process_group is dist.group.WORLD
+        assert medbn.revert(layer).process_group is dist.group.WORLD
     finally:
         dist.destroy_process_group()

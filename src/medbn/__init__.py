@@ -12,7 +12,19 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from . import attacks, estimators, functional, gradients, hooks, kernels, medians, methods, monitor, policies
+from . import (
+    attacks,
+    distributed,
+    estimators,
+    functional,
+    gradients,
+    hooks,
+    kernels,
+    medians,
+    methods,
+    monitor,
+    policies,
+)
 from ._version import __version__
 from .convert import convert, register_tail, revert
 from .hooks import backward_through, observe
@@ -48,6 +60,7 @@ __all__ = [
     "bench",
     "convert",
     "data",
+    "distributed",
     "estimators",
     "functional",
     "gradients",

@@ -15,8 +15,9 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd import Function
 
-from . import kernels
+from . import distributed, kernels
 from ._isolate import check_activation, check_input, check_valid, isolate, isolates, mask_isolated
+from .distributed import Group
 from .estimators import Estimator
 
 MINIMUM_VALUES = 3
@@ -48,6 +49,7 @@ def normalise_batch(
     batch_weight: float = 1.0,
     backward: Estimator | None = None,
     detached: bool = True,
+    group: Group | None = None,
 ) -> Normalised:
     """Normalise a batch with its own statistics, or with a mixture of these and running statistics.
 
@@ -64,15 +66,16 @@ def normalise_batch(
         batch_weight: the weight of the batch's statistics.
         backward: the estimator whose gradient the statistics have, if not their own.
         detached: whether the returned statistics may be without gradients. A kernel's are.
+        group: the processes of whose batch ``x`` is a part, if there are others.
     """
-    if detached and valid is None:
+    if detached and valid is None and group is None:
         result = _call_kernel(x, weight, bias, estimator, eps, nonfinite, running, batch_weight, backward)
         if result is not None:
             few = _mark_few_values(x, result.counted, result.batch_variance, eps, running)
             if few is None:
                 return result
             return _replace_few_values(result, few, x, running, batch_weight, weight, bias, estimator, eps, nonfinite)
-    return _compose(x, weight, bias, estimator, eps, nonfinite, valid, running, batch_weight, backward)
+    return _compose(x, weight, bias, estimator, eps, nonfinite, valid, running, batch_weight, backward, group)
 
 
 def _mark_few_values(
@@ -158,14 +161,16 @@ def normalise_chosen(
     *,
     valid: Tensor | None = None,
     backward: Estimator | None = None,
+    group: Group | None = None,
 ) -> Normalised:
     """Normalise a batch with what ``choose`` returns for its centre and variance; see ``normalise_batch``."""
     batch = None
-    if not torch.is_grad_enabled() and valid is None and estimator.kernel and isolates(estimator, nonfinite):
+    local = valid is None and group is None
+    if not torch.is_grad_enabled() and local and estimator.kernel and isolates(estimator, nonfinite):
         check_input(x)
         batch = kernels.statistics(x, estimator.kernel)  # isolates images that are not finite
     if batch is None:
-        estimated = estimate_batch(x, estimator, valid, nonfinite, backward)
+        estimated = estimate_batch(x, estimator, valid, nonfinite, backward, group)
         batch, x, finite = (estimated.centre, estimated.variance), estimated.x, estimated.finite
     else:
         finite = None
@@ -188,9 +193,10 @@ def _compose(
     running: tuple[Tensor, Tensor] | None,
     batch_weight: float,
     backward: Estimator | None,
+    group: Group | None = None,
 ) -> Normalised:
     """Normalise by the reference functions, which are differentiable any number of times."""
-    batch = estimate_batch(x, estimator, valid, nonfinite, backward)
+    batch = estimate_batch(x, estimator, valid, nonfinite, backward, group)
     used = kernels.mix((batch.centre, batch.variance), running, batch_weight, batch.counted)
     few = _mark_few_values(x, batch.counted, batch.variance, eps, running)
     if few is not None:
@@ -304,9 +310,13 @@ def estimate_batch(
     valid: Tensor | None = None,
     nonfinite: str | None = None,
     backward: Estimator | None = None,
+    group: Group | None = None,
 ) -> Batch:
     """Isolate, then estimate. With ``backward``, the statistics have the gradient of that estimator's."""
-    check_input(x)
+    if group is None:
+        check_input(x)
+    else:
+        check_activation(x)  # another process may have all images
     valid = check_valid(valid, x)
     finite = None
     if isolates(estimator, nonfinite):
@@ -315,6 +325,8 @@ def estimate_batch(
             valid = finite if valid is None else valid & finite
     elif valid is not None:
         x, finite = isolate(x, never=valid)  # padding may contain anything
+    if group is not None:
+        return _estimate_over_group(x, estimator, valid, finite, backward, group)
     if backward is None:
         centre, variance = estimator(x, valid)
     else:
@@ -326,6 +338,26 @@ def estimate_batch(
     if valid is not None:
         counted = valid.sum()
         centre, variance = (s.masked_fill(counted == 0, torch.nan) for s in (centre, variance))
+    return Batch(x, centre, variance, finite, counted)
+
+
+def _estimate_over_group(
+    x: Tensor,
+    estimator: Estimator,
+    valid: Tensor | None,
+    finite: Tensor | None,
+    backward: Estimator | None,
+    group: Group,
+) -> Batch:
+    """Estimate from the images of all processes."""
+    if backward is None:
+        centre, variance, counted = distributed.statistics(x, estimator, valid, group)
+    else:
+        with torch.no_grad():
+            *values, counted = distributed.statistics(x, estimator, valid, group)
+        gradients = distributed.statistics(x, backward, valid, group)
+        centre, variance = (kernels.substitute(v, g) for v, g in zip(values, gradients[:2], strict=True))
+    centre, variance = (s.masked_fill(counted == 0, torch.nan) for s in (centre, variance))
     return Batch(x, centre, variance, finite, counted)
 
 

@@ -6,21 +6,23 @@ buffers, hooks, mode, names and every reference to it stay valid, also when the 
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterable
 from fnmatch import fnmatchcase
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
-import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm, _LazyNormBase
 
-from . import estimators, policies
+from . import distributed, estimators, policies
 from ._errors import abbreviate
 from ._isolate import isolates
+from .distributed import Group
 from .estimators import Estimator
 from .layers import RobustBatchNorm, RobustBatchNorm1d, RobustBatchNorm2d, RobustBatchNorm3d, tails
 from .policies import Policy
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
 
 Names = str | Iterable[str] | Callable[[str, nn.Module], bool] | None
 Model = TypeVar("Model", bound=nn.Module)
@@ -55,6 +57,7 @@ def convert(
     nonfinite: str | None = None,
     include: Names = None,
     exclude: Names = None,
+    group: str | ProcessGroup | Group | None = None,
 ) -> Model:
     """Convert every BatchNorm1d/2d/3d and SyncBatchNorm of ``model`` into a robust layer, in place.
 
@@ -66,6 +69,10 @@ def convert(
         include: convert only these layers: shell patterns of names (``"layer1.*"``), one or several, or a function of
             name and module that returns whether to convert.
         exclude: do not convert these layers; given in the same ways.
+        group: the processes that have a part each of every batch; the layers then take the statistics of the whole
+            batch, exactly. ``"world"`` for the default group of ``torch.distributed``, a process group, or ``"local"``
+            for each process alone. None keeps what a layer has: a SyncBatchNorm its own group, robust layers theirs,
+            and others are local. docs/scale.md has more.
 
     Returns:
         The same model. If a layer cannot be converted, an error is raised and the model is unchanged.
@@ -80,6 +87,7 @@ def convert(
         raise TypeError(f"expected a torch.nn.Module, got {type(model).__name__}.")
     estimator, policy = estimators.get(estimator), policies.get(policy)
     isolates(estimator, nonfinite)
+    chosen_group = distributed.get(group)
     layers = _choose_layers(model, include, exclude)
     for name, layer in layers.items():
         if layer.running_mean is None and (policy.reference is not None or estimator.prior):
@@ -91,12 +99,6 @@ def convert(
             )
     plain = {name: layer for name, layer in layers.items() if not isinstance(layer, RobustBatchNorm)}
     classes = {name: _robust_class(name, layer) for name, layer in plain.items()}
-    if any(isinstance(layer, nn.SyncBatchNorm) for layer in layers.values()) and _in_process_group():
-        warnings.warn(
-            "SyncBatchNorm layers become robust layers whose statistics are those of each process alone;"
-            " they are not synchronised across the process group.",
-            stacklevel=2,
-        )
     for name, layer in layers.items():
         if isinstance(layer, RobustBatchNorm):
             if (layer.estimator, layer.policy) != (estimator, policy):
@@ -104,11 +106,17 @@ def convert(
             layer.estimator, layer.nonfinite, layer.policy = estimator, nonfinite, policy
         else:
             original = type(layer)
+            own_group = Group(layer.process_group) if isinstance(layer, nn.SyncBatchNorm) else None
             layer.__class__ = classes[name]
             assert isinstance(layer, RobustBatchNorm)
             layer._add_robust_attributes(estimator, policy, nonfinite)
             layer._converted_from = original
             layer._tail = _qualified_name(original) if _qualified_name(original) in tails else None
+            if own_group is not None:
+                layer._group = own_group
+                vars(layer)["process_group"] = None  # which cannot be copied
+        if group is not None:
+            layer.group = chosen_group
     return model
 
 
@@ -119,8 +127,11 @@ def revert(model: Model) -> Model:
     layers = {name: layer for name, layer in model.named_modules() if isinstance(layer, RobustBatchNorm)}
     originals = {layer: _original_class(name, layer) for name, layer in layers.items()}
     for layer, original in originals.items():
+        process_group = None if layer.group is None else layer.group.process_group
         layer._remove_robust_attributes()
         layer.__class__ = original  # type: ignore[assignment]
+        if isinstance(layer, nn.SyncBatchNorm):
+            vars(layer)["process_group"] = process_group
     return model
 
 
@@ -238,7 +249,3 @@ def _original_class(name: str, layer: RobustBatchNorm) -> type[_BatchNorm]:
 
 def _qualified_name(cls: type) -> str:
     return f"{cls.__module__}.{cls.__qualname__}"
-
-
-def _in_process_group() -> bool:
-    return torch.distributed.is_available() and torch.distributed.is_initialized()

@@ -8,6 +8,7 @@ pass in eval() writes nothing.
 
 from __future__ import annotations
 
+import math
 import threading
 import warnings
 from collections.abc import Callable, Mapping
@@ -20,7 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from . import estimators, kernels, policies
+from . import distributed, estimators, kernels, policies
 from ._isolate import isolates
 from ._normalise import (
     MINIMUM_VALUES,
@@ -30,6 +31,7 @@ from ._normalise import (
     normalise_chosen,
     normalise_with,
 )
+from .distributed import Group
 from .estimators import Estimator
 from .policies import Policy
 
@@ -69,7 +71,7 @@ tails: dict[str, Callable[[nn.Module, Tensor], Tensor]] = {}
 """What BatchNorm subclasses do after normalising, by the class's module and name; see ``medbn.register_tail``."""
 
 _MOVING_AVERAGE = ("ema_mean", "ema_var")
-_SETTINGS = ("_estimator", "_policy", "_own_policy", "_nonfinite", "_converted_from", "_tail")
+_SETTINGS = ("_estimator", "_policy", "_own_policy", "_nonfinite", "_group", "_converted_from", "_tail")
 _TEMPORARY: dict[str, Any] = {"_valid": None, "_backward": None, "_choose": None, "_observers": (), "_overrides": ()}
 overrides_lock = threading.RLock()
 """Held while what contexts have set is changed: threads may use contexts of one model at the same time."""
@@ -130,6 +132,7 @@ class RobustBatchNorm(_BatchNorm):
             self.register_buffer(name, None, persistent=False)
         self.estimator = estimator
         self.nonfinite = nonfinite
+        self._group: Group | None = None
         # Set by the contexts of medbn.hooks, for as long as they last; copies made meanwhile do not have them.
         self._valid: Tensor | None = None
         self._backward: Estimator | None = None
@@ -200,6 +203,23 @@ class RobustBatchNorm(_BatchNorm):
         isolates(self.estimator, nonfinite)  # raises an error for a wrong name
         self._nonfinite = nonfinite
 
+    @property
+    def group(self) -> Group | None:
+        """The processes of whose common batch the layer takes statistics; None for this process alone.
+
+        Can be set to ``"world"``, ``"local"`` or a process group of ``torch.distributed``; see ``medbn.convert``.
+        """
+        return self._group
+
+    @group.setter
+    def group(self, group: Any) -> None:
+        self._group = distributed.get(group)
+
+    @property
+    def _active_group(self) -> Group | None:
+        """The processes, if there are others than this one."""
+        return self._group if self._group is not None and self._group.active else None
+
     # --- the forward pass ---------------------------------------------------------------------------------------------
 
     def _check_input_dim(self, input: Tensor) -> None:
@@ -223,14 +243,21 @@ class RobustBatchNorm(_BatchNorm):
         """Return whether torch's own BatchNorm computes this forward pass: with its statistics, or with given ones."""
         if self._observers or self._valid is not None or self._backward is not None:
             return False
+        if self._active_group is not None and not len(input):
+            return False
         if self._batch_weight == 0.0:
             return not (torch.is_grad_enabled() and isolates(self._estimator, self._nonfinite))
+        if self._active_group is not None:
+            return False
         few = input.numel() <= MINIMUM_VALUES * self.num_features and not self._has_own_statistics
         return self._batch_weight == 1.0 and not few and is_batch_norm(input, self._estimator, self._nonfinite)
 
     def _has_few_values(self, input: Tensor) -> bool:
-        """Return whether a batch has too few values per channel to estimate statistics from."""
-        return 0 < input.numel() < MINIMUM_VALUES * self.num_features
+        """Return whether a batch has too few values per channel to estimate statistics from.
+
+        A part of a batch may have few; what all processes have is counted with the statistics.
+        """
+        return 0 < input.numel() < MINIMUM_VALUES * self.num_features and self._active_group is None
 
     @property
     def _has_own_statistics(self) -> bool:
@@ -271,6 +298,7 @@ class RobustBatchNorm(_BatchNorm):
             batch_weight=batch_weight,
             backward=self._backward,
             detached=all(o.detached for o in observers),
+            group=self._active_group,
         )
         if self._tracks():
             self._track(input, result)
@@ -305,6 +333,7 @@ class RobustBatchNorm(_BatchNorm):
             lambda centre, variance: choose(self, input, centre, variance),
             valid=self._valid,
             backward=self._backward,
+            group=self._active_group,
         )
         assert result.used is not None
         for observer in self._observers:
@@ -391,7 +420,7 @@ class RobustBatchNorm(_BatchNorm):
         assert self.running_var is not None
         with torch.no_grad():
             images = input.shape[0] if batch.counted is None else batch.counted
-            count = torch.as_tensor(images * input[0, 0].numel(), device=input.device)
+            count = torch.as_tensor(images * math.prod(input.shape[2:]), device=input.device)
             weight = self._count_batch(count > 0)
             unbiased = batch.batch_variance * count / (count - 1).clamp(min=1)
             for running, new in ((self.running_mean, batch.batch_centre), (self.running_var, unbiased)):
@@ -406,7 +435,8 @@ class RobustBatchNorm(_BatchNorm):
     def extra_repr(self) -> str:
         """Return what torch shows, the estimator and the policy."""
         text = f"{super().extra_repr()}, estimator={self.estimator.name}, policy={self.policy}"  # type: ignore[no-untyped-call]
-        return text + (f", nonfinite={self.nonfinite}" if self.nonfinite else "")
+        text += f", nonfinite={self.nonfinite}" if self.nonfinite else ""
+        return text + (f", group={self.group}" if self.group else "")
 
 
 @cache

@@ -8,6 +8,7 @@ one. No value is read on the host, so a GPU is never synchronised.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any, cast
 
@@ -63,7 +64,7 @@ def _apply(function: type[Function], *arguments: Any) -> Any:
 
 def _planes(x: Tensor) -> Tensor:
     """View ``(B, C, *)`` as ``(B, C, S)``, in either memory format."""
-    return x.reshape(x.shape[0], x.shape[1], -1)
+    return x.reshape(x.shape[0], x.shape[1], math.prod(x.shape[2:]))
 
 
 def _rows(x: Tensor) -> Tensor:
@@ -225,7 +226,11 @@ def medians_over_images(x: Tensor, median: Callable[[Tensor], Tensor]) -> tuple[
         x: ``(B, C, *)``.
         median: returns the median of ``(B, C)`` over images.
     """
-    means, within = image_moments(x)
+    return medians_of_moments(*image_moments(x), median)
+
+
+def medians_of_moments(means: Tensor, within: Tensor, median: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor]:
+    """Return what ``medians_over_images`` does, from each image's own mean and variance, ``(B, C)``."""
     within = within.masked_fill(means.isinf(), torch.inf)  # not NaN, which would spread from one image to the median
     centre = median(means)
     between = MAD_TO_SIGMA * median((means - centre).abs())
@@ -262,9 +267,9 @@ def normalise(
     """Return ``weight · (x − centre) / √(variance + eps) + bias``, differentiable in all five tensors."""
     weight = weight if weight is None else weight.to(centre.dtype)
     bias = bias if bias is None else bias.to(centre.dtype)
-    if _needs_function(x, centre, variance, weight, bias):
+    if _needs_function(x, centre, variance, weight, bias) and len(x):
         return cast(Tensor, _apply(_Normalise, x, centre, variance, weight, bias, eps))
-    if traced():
+    if traced() or not len(x):  # torch's kernels divide by the size of the batch
         scale = torch.rsqrt(variance + eps) if weight is None else torch.rsqrt(variance + eps) * weight
         y = (x.to(centre.dtype) - view_per_channel(centre, x)) * view_per_channel(scale, x)
         return (y if bias is None else y + view_per_channel(bias, x)).to(x.dtype)

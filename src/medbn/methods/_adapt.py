@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import warnings
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import nn
 from torch.nn.parameter import is_lazy
@@ -13,12 +13,16 @@ from torch.nn.parameter import is_lazy
 from .. import estimators
 from .._errors import unknown_name
 from ..convert import Names, convert
+from ..distributed import Group
 from ..estimators import Estimator
 from ..layers import RobustBatchNorm
 from ._affine import has_batch_norm
 from ._call import refuse_inference_mode
 from ._registry import available, get, options
 from .base import Adapter
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
 
 DEFAULT_ESTIMATOR = "image_median@0.5"
 """The estimator of a model that has none yet."""
@@ -33,6 +37,7 @@ def adapt(
     inplace: bool = False,
     include: Names = None,
     exclude: Names = None,
+    group: str | ProcessGroup | Group | None = None,
     **method_options: Any,
 ) -> Adapter:
     """Wrap a model in a test-time adaptation method; calling the result predicts *and* adapts.
@@ -53,6 +58,7 @@ def adapt(
             it is switched to eval(). Otherwise a copy is adapted, and the caller's model stays as it is.
         include: make only these BatchNorm layers robust; see ``medbn.convert``.
         exclude: never make these robust.
+        group: the processes that call the adapter together, each with its part of a batch; as in ``medbn.convert``.
         method_options: the method's options, which ``medbn.methods.options(method)`` lists and its class explains.
 
     >>> import torch, medbn
@@ -83,11 +89,11 @@ def adapt(
     method_options = {n: list(value) if isinstance(value, Iterator) else value for n, value in method_options.items()}
     robust = has_batch_norm(model)
     if kind.adapts and not robust:
-        _check_without_batch_norm(model, kind, estimator, include, exclude)
+        _check_without_batch_norm(model, kind, estimator, include, exclude, group)
     copied = copy.deepcopy(model)
     for each in (copied, model) if inplace else (copied,):  # what can fail fails on the copy
         if kind.adapts and robust:
-            _make_robust(each, estimator, include, exclude)
+            _make_robust(each, estimator, include, exclude, group)
         adapter = kind(each, **{**kind.presets.get(preset, {}), **method_options}).begin()
     if kind.adapts and not robust:
         warnings.warn(
@@ -99,7 +105,7 @@ def adapt(
 
 
 def _check_without_batch_norm(
-    model: nn.Module, kind: type[Adapter], estimator: Estimator | None, include: Names, exclude: Names
+    model: nn.Module, kind: type[Adapter], estimator: Estimator | None, include: Names, exclude: Names, group: Any
 ) -> None:
     """Raise an error if a model without BatchNorm has nothing to adapt, or for options that it has no use for."""
     name = type(model).__name__
@@ -109,7 +115,7 @@ def _check_without_batch_norm(
             f"{name} has no BatchNorm layer, and {kind.label} adapts nothing but batch statistics;"
             f" for such a model there are {', '.join(others)}."
         )
-    given = {"estimator": estimator, "include": include, "exclude": exclude}
+    given = {"estimator": estimator, "include": include, "exclude": exclude, "group": group}
     for option, value in given.items():
         if value is not None:
             raise ValueError(
@@ -118,11 +124,14 @@ def _check_without_batch_norm(
             )
 
 
-def _make_robust(model: nn.Module, estimator: Estimator | None, include: Names, exclude: Names) -> None:
+def _make_robust(model: nn.Module, estimator: Estimator | None, include: Names, exclude: Names, group: Any) -> None:
     """Convert plain BatchNorm layers, and give all robust layers the estimator if there is one."""
     robust = [layer for layer in model.modules() if isinstance(layer, RobustBatchNorm)]
     if estimator is None and robust and include is None and exclude is None:
+        for layer in robust if group is not None else ():
+            layer.group = group
         return
     nonfinite = {layer.nonfinite for layer in robust}
-    options = {"nonfinite": nonfinite.pop() if len(nonfinite) == 1 else None, "include": include, "exclude": exclude}
-    convert(model, DEFAULT_ESTIMATOR if estimator is None else estimator, **options)  # type: ignore[arg-type]
+    options = {"include": include, "exclude": exclude, "group": group}
+    options["nonfinite"] = nonfinite.pop() if len(nonfinite) == 1 else None
+    convert(model, DEFAULT_ESTIMATOR if estimator is None else estimator, **options)
