@@ -18,7 +18,7 @@ def test_points_are_the_numbers_of_the_main_table(report):
 
 
 def test_intervals_of_the_worst_attack_resample_within_corruptions(tmp_path):
-    recipe = recipes.get("worst-case").narrow(methods=["tebn"], limit=3)
+    recipe = recipes.get("worst-case").narrow(data=["cifar10-c"], methods=["tebn"], limit=3)
     fill(tmp_path / "x.db", recipe)
     with Store(tmp_path / "x.db") as store:
         for stored in store.cells():
@@ -30,7 +30,7 @@ def test_intervals_of_the_worst_attack_resample_within_corruptions(tmp_path):
 
 
 def test_a_plot_names_the_points_that_are_from_fewer_batches(tmp_path):
-    fill(tmp_path / "x.db", recipes.get("worst-case").narrow(methods=["tebn"], limit=1))
+    fill(tmp_path / "x.db", recipes.get("worst-case").narrow(data=["cifar10-c"], methods=["tebn"], limit=1))
     with Store(tmp_path / "x.db") as store:
         keep_batches(store, "mad", 1, gradient="smooth")
         document = build(store)

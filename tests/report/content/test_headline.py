@@ -56,7 +56,7 @@ def test_fewer_than_five_batches_show_their_number_in_place_of_an_interval(repor
 
 
 def test_the_worst_gradient_has_a_column(report):
-    document, _ = report("worst-case", methods=["tebn"], limit=1)
+    document, _ = report("worst-case", data=["cifar10-c"], methods=["tebn"], limit=1)
     tables = [table for table in parts(document, Table) if "worst of them" in table.columns]
     assert len(tables) == 2
     assert sum("straight-through" in column for column in tables[0].columns) == 1
