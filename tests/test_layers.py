@@ -9,7 +9,9 @@ import torch.nn.functional as F
 from torch import nn
 
 import medbn
-from medbn import estimators, layers, policies
+from medbn import estimators, policies
+from medbn._few_values import warn_of_few_values
+from medbn._running_statistics import gather_statistics
 from medbn.functional import normalise, robust_norm, statistics
 
 from .reference import ESTIMATORS, ROBUST
@@ -237,7 +239,7 @@ def test_committing_many_layers_at_once_equals_one_by_one():
         batch[1][0][2], batch[3][1][:] = torch.nan, torch.inf
         for layer, statistic in zip(one_by_one, batch, strict=True):
             layer.commit(*statistic)
-        medbn.layers.gather_statistics(dict(zip(at_once, batch, strict=True)))()
+        gather_statistics(dict(zip(at_once, batch, strict=True)))()
     for layer, other in zip(at_once, one_by_one, strict=True):
         assert torch.equal(layer.ema_mean, other.ema_mean)
         assert torch.equal(layer.ema_var, other.ema_var)
@@ -356,14 +358,14 @@ def by_running_statistics(layer, x):
 @pytest.mark.parametrize("policy", ["batch", "ema", "interpolate"])
 @pytest.mark.parametrize("estimator", FEW)
 def test_one_or_two_values_per_channel_are_normalised_with_the_running_statistics(estimator, policy, recwarn):
-    layers._warn_of_few_values.cache_clear()
+    warn_of_few_values.cache_clear()
     layer = small_layer(estimator, policy)
     warnings.simplefilter("always")
     for x in (torch.randn(1, 3), torch.randn(2, 3), torch.randn(1, 3, 1), torch.randn(1, 3, 2), torch.randn(2, 3, 1)):
         with medbn.observe(layer) as observations:
             torch.testing.assert_close(layer(x), by_running_statistics(layer, x))
             assert observations[0].batch_centre is None  # so it is committed to no average
-    layers._warn_of_few_values.cache_clear()
+    warn_of_few_values.cache_clear()
     assert len([w for w in recwarn if "three values per channel" in str(w.message)]) == 1
 
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from .layers import Observer, RobustBatchNorm, overrides_lock
+from ._layer_settings import overrides_lock
+from .layers import Observer, RobustBatchNorm
 
 
 def add_overrides(overrides: Mapping[RobustBatchNorm, dict[str, Any]]) -> None:

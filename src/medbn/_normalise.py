@@ -6,7 +6,6 @@ run, and composes the reference functions everywhere else; the results agree.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -15,13 +14,12 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd import Function
 
-from . import distributed, kernels
-from ._isolate import check_activation, check_input, check_valid, isolate, isolates, mask_isolated
+from . import kernels
+from ._estimate import estimate_batch
+from ._few_values import count_without, drop_statistics, mark_few_values, replace_statistics
+from ._isolate import check_activation, check_input, isolate, isolates, mask_isolated
 from .distributed import Group
 from .estimators import Estimator
-
-MINIMUM_VALUES = 3
-"""Fewer values per channel are no estimate of statistics: a median absolute deviation of two values is 0."""
 
 
 class Normalised(NamedTuple):
@@ -62,7 +60,7 @@ def normalise_batch(
         nonfinite: as in ``medbn.functional.statistics``.
         valid: ``(B,)`` mask of the images to estimate from; None for all.
         running: centre and variance that ``batch_weight`` leaves the rest to; also used alone if no image is finite,
-            and in channels that have too few values, see ``_mark_few_values``.
+            and in channels that have too few values, see ``mark_few_values``.
         batch_weight: the weight of the batch's statistics.
         backward: the estimator whose gradient the statistics have, if not their own.
         detached: whether the returned statistics may be without gradients. A kernel's are.
@@ -71,30 +69,11 @@ def normalise_batch(
     if detached and valid is None and group is None:
         result = _call_kernel(x, weight, bias, estimator, eps, nonfinite, running, batch_weight, backward)
         if result is not None:
-            few = _mark_few_values(x, result.counted, result.batch_variance, eps, running)
+            few = mark_few_values(x, result.counted, result.batch_variance, eps, running)
             if few is None:
                 return result
             return _replace_few_values(result, few, x, running, batch_weight, weight, bias, estimator, eps, nonfinite)
     return _compose(x, weight, bias, estimator, eps, nonfinite, valid, running, batch_weight, backward, group)
-
-
-def _mark_few_values(
-    x: Tensor, counted: Tensor | None, variance: Tensor, eps: float, running: tuple[Tensor, Tensor] | None
-) -> Tensor | None:
-    """Return the mask of the channels to normalise with running statistics, on the device; None if there are none.
-
-    These are channels of fewer than three values; and of three values whose variance is below ``eps``, which then alone
-    would decide the scale, as where two of them are equal and the estimator is a MAD. Without running statistics, only
-    what a mask leaves of a channel is marked, if it is one value.
-    """
-    per_image = math.prod(x.shape[2:])
-    known = counted is None
-    if per_image > MINIMUM_VALUES or (known and (running is None or x.shape[0] * per_image > MINIMUM_VALUES)):
-        return None
-    values = per_image * (torch.full_like(variance, x.shape[0]) if counted is None else counted)
-    if running is None:
-        return (values < 2).expand(variance.shape)
-    return (values < MINIMUM_VALUES) | ((values == MINIMUM_VALUES) & (variance < eps))
 
 
 def _replace_few_values(
@@ -110,26 +89,9 @@ def _replace_few_values(
     y = torch.where(kernels.view_per_channel(few, x), y, result.y)
     batch = (result.batch_centre, result.batch_variance)
     used = kernels.mix(batch, running, batch_weight, result.counted)
-    return Normalised(y, *_drop(batch, few), _count_without(result.counted, few), _replace(used, running, few))
-
-
-def _drop(statistics: tuple[Tensor, Tensor], few: Tensor) -> tuple[Tensor, Tensor]:
-    """Return statistics that are NaN, and so enter no average, in the channels of a mask."""
-    centre, variance = (s.masked_fill(few, torch.nan) for s in statistics)
-    return centre, variance
-
-
-def _count_without(counted: Tensor | None, few: Tensor) -> Tensor | None:
-    """Return the number of images, or 0 if no channel has enough values."""
-    return None if counted is None else counted.masked_fill(few.all(), 0)
-
-
-def _replace(used: tuple[Tensor, Tensor], running: tuple[Tensor, Tensor] | None, few: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the statistics to normalise with, which are the running ones, or NaN, in the channels of a mask."""
-    if running is None:
-        return _drop(used, few)
-    centre, variance = (torch.where(few, r.to(u.dtype), u) for u, r in zip(used, running, strict=True))
-    return centre, variance
+    return Normalised(
+        y, *drop_statistics(batch, few), count_without(result.counted, few), replace_statistics(used, running, few)
+    )
 
 
 def normalise_with(
@@ -198,11 +160,11 @@ def _compose(
     """Normalise by the reference functions, which are differentiable any number of times."""
     batch = estimate_batch(x, estimator, valid, nonfinite, backward, group)
     used = kernels.mix((batch.centre, batch.variance), running, batch_weight, batch.counted)
-    few = _mark_few_values(x, batch.counted, batch.variance, eps, running)
+    few = mark_few_values(x, batch.counted, batch.variance, eps, running)
     if few is not None:
-        used = _replace(used, running, few)
-        centre, variance = _drop((batch.centre, batch.variance), few)
-        batch = batch._replace(centre=centre, variance=variance, counted=_count_without(batch.counted, few))
+        used = replace_statistics(used, running, few)
+        centre, variance = drop_statistics((batch.centre, batch.variance), few)
+        batch = batch._replace(centre=centre, variance=variance, counted=count_without(batch.counted, few))
     y = mask_isolated(kernels.normalise(batch.x, *used, weight, bias, eps), batch.finite)
     return Normalised(y, batch.centre, batch.variance, batch.counted, used)
 
@@ -286,79 +248,6 @@ class _KernelNorm(Function):
             parameters = zip((d_weight, d_bias), (weight, bias), needs[1:], strict=True)
             results = [d_x, *(d.to(t.dtype) if needed else None for d, t, needed in parameters)]
         return *results, None, None, None, None
-
-
-# --- the parts of the composition -------------------------------------------------------------------------------------
-
-
-class Batch(NamedTuple):
-    """A batch whose non-finite images are isolated, and its statistics."""
-
-    x: Tensor
-    """The input; isolated images are zero."""
-    centre: Tensor
-    variance: Tensor
-    finite: Tensor | None
-    """``(B,)`` mask of the images that are not isolated; None when none is."""
-    counted: Tensor | None
-    """The number of images that the statistics were estimated from; None for all of them."""
-
-
-def estimate_batch(
-    x: Tensor,
-    estimator: Estimator,
-    valid: Tensor | None = None,
-    nonfinite: str | None = None,
-    backward: Estimator | None = None,
-    group: Group | None = None,
-) -> Batch:
-    """Isolate, then estimate. With ``backward``, the statistics have the gradient of that estimator's."""
-    if group is None:
-        check_input(x)
-    else:
-        check_activation(x)  # another process may have all images
-    valid = check_valid(valid, x)
-    finite = None
-    if isolates(estimator, nonfinite):
-        x, finite = isolate(x)
-        if finite is not None:
-            valid = finite if valid is None else valid & finite
-    elif valid is not None:
-        x, finite = isolate(x, never=valid)  # padding may contain anything
-    if group is not None:
-        return _estimate_over_group(x, estimator, valid, finite, backward, group)
-    if backward is None:
-        centre, variance = estimator(x, valid)
-    else:
-        with torch.no_grad():
-            values = None if estimator.kernel is None else kernels.statistics(x, estimator.kernel, valid)
-            values = estimator(x, valid) if values is None else values
-        centre, variance = (kernels.substitute(v, g) for v, g in zip(values, backward(x, valid), strict=True))
-    counted = None
-    if valid is not None:
-        counted = valid.sum()
-        centre, variance = (s.masked_fill(counted == 0, torch.nan) for s in (centre, variance))
-    return Batch(x, centre, variance, finite, counted)
-
-
-def _estimate_over_group(
-    x: Tensor,
-    estimator: Estimator,
-    valid: Tensor | None,
-    finite: Tensor | None,
-    backward: Estimator | None,
-    group: Group,
-) -> Batch:
-    """Estimate from the images of all processes."""
-    if backward is None:
-        centre, variance, counted = distributed.statistics(x, estimator, valid, group)
-    else:
-        with torch.no_grad():
-            *values, counted = distributed.statistics(x, estimator, valid, group)
-        gradients = distributed.statistics(x, backward, valid, group)
-        centre, variance = (kernels.substitute(v, g) for v, g in zip(values, gradients[:2], strict=True))
-    centre, variance = (s.masked_fill(counted == 0, torch.nan) for s in (centre, variance))
-    return Batch(x, centre, variance, finite, counted)
 
 
 def is_batch_norm(x: Tensor, estimator: Estimator, nonfinite: str | None) -> bool:

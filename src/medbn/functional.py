@@ -9,8 +9,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from . import estimators, kernels
+from ._estimate import estimate_batch
 from ._isolate import check_activation, check_input
-from ._normalise import estimate_batch, is_batch_norm, normalise_batch
+from ._normalise import is_batch_norm, normalise_batch
 from .estimators import Estimator
 
 __all__ = ["normalise", "robust_norm", "statistics"]

@@ -8,12 +8,8 @@ pass in eval() writes nothing.
 
 from __future__ import annotations
 
-import math
-import threading
-import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
 from typing import Any, NamedTuple
 
 import torch
@@ -21,16 +17,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from . import distributed, estimators, kernels, policies
+from . import kernels
+from ._few_values import MINIMUM_VALUES, warn_of_few_values
 from ._isolate import isolates
-from ._normalise import (
-    MINIMUM_VALUES,
-    Normalised,
-    is_batch_norm,
-    normalise_batch,
-    normalise_chosen,
-    normalise_with,
-)
+from ._normalise import is_batch_norm, normalise_batch, normalise_chosen, normalise_with
+from ._running_statistics import RunningStatistics
 from .distributed import Group
 from .estimators import Estimator
 from .policies import Policy
@@ -73,11 +64,9 @@ tails: dict[str, Callable[[nn.Module, Tensor], Tensor]] = {}
 _MOVING_AVERAGE = ("ema_mean", "ema_var")
 _SETTINGS = ("_estimator", "_policy", "_own_policy", "_nonfinite", "_group", "_converted_from", "_tail")
 _TEMPORARY: dict[str, Any] = {"_valid": None, "_backward": None, "_choose": None, "_observers": (), "_overrides": ()}
-overrides_lock = threading.RLock()
-"""Held while what contexts have set is changed: threads may use contexts of one model at the same time."""
 
 
-class RobustBatchNorm(_BatchNorm):
+class RobustBatchNorm(RunningStatistics):
     """BatchNorm over input ``(B, C, *)`` of any rank, with any estimator and policy.
 
     Args:
@@ -100,13 +89,6 @@ class RobustBatchNorm(_BatchNorm):
     >>> layer(torch.randn(8, 64, 4, 4)).shape
     torch.Size([8, 64, 4, 4])
     """
-
-    # The moving average of the policy `ema`; None while it still equals the source statistics.
-    ema_mean: Tensor | None
-    ema_var: Tensor | None
-    num_batches_tracked: Tensor | None
-    _policy: Policy
-    _own_policy: Policy
 
     def __init__(
         self,
@@ -152,74 +134,6 @@ class RobustBatchNorm(_BatchNorm):
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, **_TEMPORARY, "_policy": self._own_policy}
 
-    @property
-    def estimator(self) -> Estimator:
-        """How a batch becomes a centre and a variance. Can be set to a name."""
-        return self._estimator
-
-    @estimator.setter
-    def estimator(self, estimator: str | Estimator) -> None:
-        estimator = estimators.get(estimator)
-        if estimator.prior and self.running_mean is None:
-            raise ValueError(
-                f"estimator {estimator.name!r} needs training statistics, and this layer has none"
-                " (track_running_stats=False); use one without a prior."
-            )
-        self._estimator = estimator
-
-    @property
-    def policy(self) -> Policy:
-        """Which statistics the layer normalises with. Can be set to a name."""
-        return self._policy
-
-    @policy.setter
-    def policy(self, policy: str | Policy) -> None:
-        policy = policies.get(policy)
-        self.check_policy(policy)
-        with overrides_lock:
-            self._own_policy = policy
-            self._apply_overrides()
-
-    def check_policy(self, policy: Policy) -> None:
-        """Raise if the policy needs source statistics and the layer has none."""
-        if policy.reference is not None and self.running_mean is None:
-            raise ValueError(
-                f"policy {policy} needs source statistics, and this layer has none"
-                " (track_running_stats=False); use policy 'batch'."
-            )
-
-    @property
-    def own_policy(self) -> Policy:
-        """The policy that the layer has outside of contexts such as ``medbn.hooks.use_policy``."""
-        return self._own_policy
-
-    @property
-    def nonfinite(self) -> str | None:
-        """``"isolate"``, ``"propagate"``, or None for the estimator's default."""
-        return self._nonfinite
-
-    @nonfinite.setter
-    def nonfinite(self, nonfinite: str | None) -> None:
-        isolates(self.estimator, nonfinite)  # raises an error for a wrong name
-        self._nonfinite = nonfinite
-
-    @property
-    def group(self) -> Group | None:
-        """The processes of whose common batch the layer takes statistics; None for this process alone.
-
-        Can be set to ``"world"``, ``"local"`` or a process group of ``torch.distributed``; see ``medbn.convert``.
-        """
-        return self._group
-
-    @group.setter
-    def group(self, group: Any) -> None:
-        self._group = distributed.get(group)
-
-    @property
-    def _active_group(self) -> Group | None:
-        """The processes, if there are others than this one."""
-        return self._group if self._group is not None and self._group.active else None
-
     # --- the forward pass ---------------------------------------------------------------------------------------------
 
     def _check_input_dim(self, input: Tensor) -> None:
@@ -258,11 +172,6 @@ class RobustBatchNorm(_BatchNorm):
         A part of a batch may have few; what all processes have is counted with the statistics.
         """
         return 0 < input.numel() < MINIMUM_VALUES * self.num_features and self._active_group is None
-
-    @property
-    def _has_own_statistics(self) -> bool:
-        """Return whether few values are normalised as torch does: in training, or without training statistics."""
-        return self.running_mean is None or self._tracks()
 
     def _torch_forward(self, input: Tensor) -> Tensor:
         weight, bias, eps = self.weight, self.bias, self.eps
@@ -313,7 +222,7 @@ class RobustBatchNorm(_BatchNorm):
         """Warn, or raise, where a batch has too few values per channel to be normalised with its own statistics."""
         if not self._has_own_statistics:
             if batch_weight and not torch.compiler.is_compiling():
-                _warn_of_few_values()
+                warn_of_few_values()
         elif self._estimator.kernel != "mean" or input.numel() == self.num_features:  # torch refuses one value
             where = "in training" if self._tracks() else "in a layer without training statistics"
             raise ValueError(
@@ -339,155 +248,6 @@ class RobustBatchNorm(_BatchNorm):
         for observer in self._observers:
             observer.call(LayerPass(self, input, result.batch_centre, result.batch_variance, *result.used))
         return result.y
-
-    @property
-    def _batch_weight(self) -> float:
-        """The weight of the batch's statistics; ``_running_statistics`` have the rest."""
-        return self._policy.weight * (1.0 - self._estimator.prior)
-
-    def _running_statistics(self) -> tuple[Tensor, Tensor]:
-        """Return the centre and the variance that are mixed with the batch's.
-
-        They are the policy's reference; under ``ema`` mixed with the source statistics, if the estimator has a prior.
-        """
-        prior, weight = self._estimator.prior, self._policy.weight
-        reference = self._reference_statistics()
-        mixes = bool(prior and weight) and self._policy.reference == "ema"
-        if not mixes or self.running_mean is None or self.running_var is None:
-            return reference
-        part = weight * prior / (1.0 - self._batch_weight)
-        source = (self.running_mean, self.running_var)
-        mean, var = (part * s + (1.0 - part) * r for s, r in zip(source, reference, strict=True))
-        return mean, var
-
-    def _reference_statistics(self) -> tuple[Tensor, Tensor]:
-        """Return the moving average under the policy ``ema``, else the source statistics."""
-        moving = self._policy.reference == "ema" and self.ema_mean is not None
-        mean, var = (self.ema_mean, self.ema_var) if moving else (self.running_mean, self.running_var)
-        if mean is None or var is None:
-            raise RuntimeError(
-                f"policy {self.policy} needs source statistics, and this layer's running_mean and running_var are gone;"
-                " keep them, or use policy 'batch'."
-            )
-        return mean, var
-
-    # --- what contexts set --------------------------------------------------------------------------------------------
-
-    def _apply_overrides(self) -> None:
-        """Set what contexts may override: to the value of the last context that does, else to the layer's own."""
-        settings = vars(self)
-        settings.update(_policy=self._own_policy, _valid=None, _backward=None, _choose=None)
-        for override in self._overrides:
-            settings.update(override)
-
-    # --- state --------------------------------------------------------------------------------------------------------
-
-    def commit(self, centre: Tensor, variance: Tensor) -> None:
-        """Commit one batch's statistics to the moving average of the policy ``ema``. Nothing else writes it.
-
-        Non-finite statistics, from a batch with no finite image, change nothing.
-        """
-        if self._policy.reference != "ema":
-            raise ValueError(
-                f"only the policy 'ema' has statistics to commit to; this layer's policy is {self.policy}."
-            )
-        if centre.shape != (self.num_features,) or variance.shape != (self.num_features,):
-            raise ValueError(
-                f"expected a centre and a variance per channel, ({self.num_features},) each; got {tuple(centre.shape)}"
-                f" and {tuple(variance.shape)}."
-            )
-        gather_statistics({self: (centre, variance)})()
-
-    def reset(self) -> None:
-        """Reset the moving average: the policy ``ema`` starts again at the source statistics."""
-        self.ema_mean = self.ema_var = None
-
-    def _tracks(self) -> bool:
-        """Return whether a forward pass updates the source statistics, as real training does."""
-        tracks = self.training and self.track_running_stats and self._policy.name == "batch"
-        return tracks and self.running_mean is not None
-
-    def _count_batch(self, counts: bool | Tensor = True) -> float | Tensor:
-        """Count a batch, unless ``counts`` is false, and return its weight in the source statistics."""
-        if self.num_batches_tracked is None:
-            return 0.0 if self.momentum is None else self.momentum
-        self.num_batches_tracked.add_(counts)
-        return 1.0 / self.num_batches_tracked.clamp(min=1) if self.momentum is None else self.momentum
-
-    def _track(self, input: Tensor, batch: Normalised) -> None:
-        """Update the source statistics as torch does in training, with the unbiased variance."""
-        assert self.running_mean is not None
-        assert self.running_var is not None
-        with torch.no_grad():
-            images = input.shape[0] if batch.counted is None else batch.counted
-            count = torch.as_tensor(images * math.prod(input.shape[2:]), device=input.device)
-            weight = self._count_batch(count > 0)
-            unbiased = batch.batch_variance * count / (count - 1).clamp(min=1)
-            for running, new in ((self.running_mean, batch.batch_centre), (self.running_var, unbiased)):
-                updated = weight * new + (1.0 - weight) * running
-                running.copy_(torch.where((count == 0) | updated.isnan(), running, updated))
-
-    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any, **kwargs: Any) -> None:
-        super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
-        if f"{prefix}running_mean" in state_dict:
-            self.reset()  # the moving average starts from the new source statistics
-
-    def extra_repr(self) -> str:
-        """Return what torch shows, the estimator and the policy."""
-        text = f"{super().extra_repr()}, estimator={self.estimator.name}, policy={self.policy}"  # type: ignore[no-untyped-call]
-        text += f", nonfinite={self.nonfinite}" if self.nonfinite else ""
-        return text + (f", group={self.group}" if self.group else "")
-
-
-@cache
-def _warn_of_few_values() -> None:
-    """Warn once in this process."""
-    warnings.warn(
-        "a batch has fewer than three values per channel, such as one image before a BatchNorm1d; that is no estimate"
-        " of statistics, so these layers use their running statistics. Pass more images at a time.",
-        stacklevel=2,
-    )
-
-
-def gather_statistics(statistics: Mapping[RobustBatchNorm, tuple[Tensor, Tensor]]) -> Callable[..., None]:
-    """Prepare to commit the statistics of many layers at once, in a few operations, and return the function that does.
-
-    The statistics are gathered now, while a GPU is still busy with what the host will wait for next. The returned
-    function commits them to the moving averages: by the policy that it is given, or else by each layer's own.
-    """
-    groups: dict[tuple[Any, ...], list[RobustBatchNorm]] = {}
-    for layer, (centre, _) in statistics.items():
-        dtype = layer._reference_statistics()[0].dtype
-        key = (layer._policy, layer._estimator.prior, dtype, centre.dtype, centre.device)
-        groups.setdefault(key, []).append(layer)
-    parts = []
-    for (own, prior, dtype, *_), layers in groups.items():
-        with torch.no_grad():
-            new = _stack([statistics[layer] for layer in layers])
-            old = _stack([layer._reference_statistics() for layer in layers]).to(new.dtype)
-            finite = new.isfinite().all(dim=0)
-            if prior:
-                source = _stack([(layer.running_mean, layer.running_var) for layer in layers])  # type: ignore[misc]
-                new = (1.0 - prior) * new + prior * source.to(new.dtype)
-        parts.append((layers, own, dtype, new, old, finite))
-
-    def commit(policy: Policy | None = None) -> None:
-        for layers, own, dtype, new, old, finite in parts:
-            weight = (policy or own).weight
-            with torch.no_grad():
-                averages = torch.where(finite, weight * new + (1.0 - weight) * old, old).to(dtype)
-            sizes = [layer.num_features for layer in layers]
-            # Copies, not views, so that layers share no memory. torch's type stubs omit what this returns.
-            split: Any = torch.split_with_sizes_copy
-            for layer, mean, var in zip(layers, *(split(row, sizes) for row in averages), strict=True):
-                layer._buffers["ema_mean"], layer._buffers["ema_var"] = mean, var
-
-    return commit
-
-
-def _stack(statistics: list[tuple[Tensor, Tensor]]) -> Tensor:
-    """Return two rows: all centres, and all variances."""
-    return torch.cat([s for pair in zip(*statistics, strict=True) for s in pair]).view(2, -1)
 
 
 class RobustBatchNorm1d(RobustBatchNorm, nn.BatchNorm1d):

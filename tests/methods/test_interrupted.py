@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import medbn
-from medbn.layers import overrides_lock
+from medbn._layer_settings import overrides_lock
 
 from .table import METHODS, assert_same, every_method, make, state
 

@@ -43,9 +43,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
-from .. import hooks, layers, policies
+from .. import hooks, policies
 from .._errors import unknown_name
 from .._isolate import isolates
+from .._running_statistics import gather_statistics
 from ..layers import RobustBatchNorm
 from ..policies import Policy
 from ._bounds import Bounds
@@ -388,7 +389,7 @@ class Adapter(Stateful):
         statistics: dict[RobustBatchNorm, tuple[Tensor, Tensor]] = {}
 
         def gather() -> Commit:
-            return layers.gather_statistics(statistics)
+            return gather_statistics(statistics)
 
         averaged = self._averaged()
         if not averaged:
