@@ -136,17 +136,21 @@ def gather_statistics(statistics: Mapping[Layer, tuple[Tensor, Tensor]]) -> Call
             if prior:
                 source = _stack([(layer.running_mean, layer.running_var) for layer in layers])  # type: ignore[misc]
                 new = (1.0 - prior) * new + prior * source.to(new.dtype)
-        parts.append((layers, own, dtype, new, old, finite))
+        averages = [layer._buffers["ema_mean"] for layer in layers]
+        parts.append((layers, averages, own, dtype, new, old, finite))
 
     def commit(policy: Policy | None = None) -> None:
-        for layers, own, dtype, new, old, finite in parts:
+        for layers, averages, own, dtype, new, old, finite in parts:
             weight = (policy or own).weight
             with torch.no_grad():
-                averages = torch.where(finite, weight * new + (1.0 - weight) * old, old).to(dtype)
+                if any(layer._buffers["ema_mean"] is not a for layer, a in zip(layers, averages, strict=True)):
+                    # Other statistics were committed after these were gathered.
+                    old = _stack([layer._reference_statistics() for layer in layers]).to(new.dtype)
+                mixed = torch.where(finite, weight * new + (1.0 - weight) * old, old).to(dtype)
             sizes = [layer.num_features for layer in layers]
             # Copies, not views, so that layers share no memory. torch's type stubs omit what this returns.
             split: Any = torch.split_with_sizes_copy
-            for layer, mean, var in zip(layers, *(split(row, sizes) for row in averages), strict=True):
+            for layer, mean, var in zip(layers, *(split(row, sizes) for row in mixed), strict=True):
                 layer._buffers["ema_mean"], layer._buffers["ema_var"] = mean, var
 
     return commit

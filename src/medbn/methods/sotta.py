@@ -73,7 +73,6 @@ class SoTTA(Learner):
         super().__init__(model, **options)
         self._average = policies.ema(momentum)
         self.policy = WITHOUT_BATCH if statistics == "memory" else self._average
-        self.commits_in_update = statistics == "both"
         self.capacity = capacity
         self.confidence = confidence
         self.rho = rho
