@@ -1,4 +1,4 @@
-"""The error for a name that does not exist, and lists of names in errors; used everywhere."""
+"""The error for a name that does not exist, lists of names in errors, and errors of others in one line."""
 
 from __future__ import annotations
 
@@ -24,3 +24,20 @@ def abbreviate(names: Sequence[str], most: int = 4) -> str:
     'a, b and 1 more'
     """
     return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
+
+
+def one_line(error: BaseException, most: int | None = None) -> str:
+    r"""Return an error's message in one line of printable characters; the name of its type if it has none.
+
+    Messages of libraries may have several lines, and may quote a file that somebody else wrote.
+
+    Args:
+        error: the error.
+        most: cut the message after this many characters.
+
+    >>> one_line(ValueError("no such\n  file"))
+    'no such file'
+    """
+    text = " ".join(str(error).split())
+    text = "".join(c if c.isprintable() else "\ufffd" for c in text)
+    return (text if most is None else text[:most]) or type(error).__name__

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from ._errors import one_line
 from ._files import replace_atomically
 
 
@@ -43,9 +44,9 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
         tensors = load(content)
         header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
     except SafetensorError as error:
-        raise ValueError(f"it is not a complete safetensors file ({error})") from error
+        raise ValueError(f"it is not a complete safetensors file ({one_line(error, 200)})") from error
     except (KeyError, TypeError, ValueError, RuntimeError, RecursionError) as error:  # such as a dtype unknown to torch
-        raise ValueError(f"it cannot be read ({' '.join(str(error).split())})") from error
+        raise ValueError(f"it cannot be read ({one_line(error, 200)})") from error
     return tensors, dict(header.get("__metadata__") or {})
 
 

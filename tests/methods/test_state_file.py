@@ -149,6 +149,13 @@ def test_files_of_something_else_and_damaged_ones_are_refused(saved, model, batc
     for altered in (b"", content[:100], content[:-1], content + b"x", b"\0" * 50, content[:-40] + b"\1" * 40):
         broken.write_bytes(altered)
         refuse(tta, broken, batches)
+    header = content[8 : 8 + int.from_bytes(content[:8], "little")]
+    name = next(name for name in json.loads(header) if name.startswith("now/"))
+    renamed = header.replace(name.encode(), rb"now/\n\u001b[31m" + name.encode())
+    renamed = renamed.replace(b'"data_offsets":[0,', b'"data_offsets":[1,')
+    broken.write_bytes(len(renamed).to_bytes(8, "little") + renamed + content[8 + len(header) :])
+    message = refuse(tta, broken, batches)
+    assert message.isprintable(), message  # the library quotes names from the file
     facts = json.loads(metadata(saved)["content"])
     facts["images"] = 5
     assert "checksum" in refuse(tta, rewrite(saved, broken, content=json.dumps(facts)), batches)

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from .. import attacks, methods
+from .._errors import one_line
 from ..data import SegmentationDataset
 from ..methods import Adapter, predict_logits
 from .cell import Cell
@@ -91,7 +92,7 @@ def _continue(stream: CellStream, state: bytes, store: Store) -> None:
     try:
         stream.load_state(state)
     except Exception as error:  # a damaged file raises errors of many types
-        reason = f"{type(error).__name__}: {' '.join(str(error).split()):.100}"
+        reason = f"{type(error).__name__}: {one_line(error, 100)}"
         raise store.damaged(f"the state of {stream.cell.label} cannot be read ({reason})") from error
 
 

@@ -19,6 +19,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from .._errors import one_line
 from . import user_modules
 from .cell import Cell
 from .cell_rows import CellRows, add_rows, read_rows
@@ -111,10 +112,9 @@ class Ray:
         try:
             ray.init(address=self.address, **options)
         except (ConnectionError, RuntimeError, ValueError) as error:
-            reason = " ".join(str(error).split())[:200]
             raise ValueError(
-                f"no connection to a Ray cluster at {self.address!r} ({reason}); `ray start --head` starts one, and"
-                " without --address a run uses this machine."
+                f"no connection to a Ray cluster at {self.address!r} ({one_line(error, 200)}); `ray start --head`"
+                " starts one, and without --address a run uses this machine."
             ) from error
         try:
             yield

@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import replace
 
-from .._errors import unknown_name
+from .._errors import one_line, unknown_name
 from .cell import Attack, Cell, Setting, check_types
 from .metrics import check_metrics
 from .result import Result, Results
@@ -67,8 +67,7 @@ def _make_result(store: Store, stored: StoredCell) -> Result:
         for number, batch in enumerate(stored.batches):
             check_metrics(batch, attacked=cell.attack is not None and number >= cell.warm_up)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        what = " ".join(str(error).split())
-        raise store.damaged(f"the cell {stored.key:.20} cannot be read ({what})") from None
+        raise store.damaged(f"the cell {stored.key:.20} cannot be read ({one_line(error)})") from None
     return Result(stored.key, cell, stored.batches[cell.warm_up :], stored.facts)
 
 

@@ -18,6 +18,7 @@ import sys
 from collections.abc import Callable
 from typing import NoReturn
 
+from .._errors import one_line
 from .._version import __version__
 from ._arguments import choose_device, natural_int, non_negative_float, positive_float, positive_int
 
@@ -115,7 +116,7 @@ def run_program(program: str, run: Callable[[], int | None]) -> int:
     except Exception as error:
         if os.environ.get("MEDBN_DEBUG"):
             raise
-        text = " ".join(str(error).split()) or type(error).__name__
+        text = one_line(error)
         if not isinstance(error, ValueError | OSError | ImportError | RuntimeError | TypeError):
             text = f"{type(error).__name__}: {text} (MEDBN_DEBUG=1 shows the traceback)"
         print(f"{program}: {text}", file=sys.stderr)

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from .._errors import one_line
 from . import corruptions
 from .batching import Indices, index_tensor
 
@@ -98,5 +99,4 @@ def map_array(file: Path) -> np.ndarray:
     except Exception as error:  # damaged headers raise errors of many types
         if isinstance(error, OSError) and error.errno is not None:
             raise
-        reason = " ".join(str(error).split())[:200] or type(error).__name__
-        raise ValueError(f"{file} is not a readable .npy file: {reason}") from None
+        raise ValueError(f"{file} is not a readable .npy file: {one_line(error, 200)}") from None

@@ -8,6 +8,7 @@ import tarfile
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Any
 
+from .._errors import one_line
 from .disk_errors import DownloadError, explain_disk_errors
 
 _LARGEST_RATIO = 20
@@ -89,9 +90,8 @@ def _extract_members(archive_path: Path, folder: Path) -> None:
         except Exception as error:  # damaged data raises errors of many types
             if isinstance(error, OSError) and error.errno is not None:  # a disk error; gzip's own have no number
                 raise
-            reason = " ".join(str(error).split()) or type(error).__name__
             raise DownloadError(
-                f"cannot extract {archive_path}: {reason}. Nothing was extracted."
+                f"cannot extract {archive_path}: {one_line(error)}. Nothing was extracted."
                 " The archive is damaged or unsafe: delete it and download it again."
             ) from error
 

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from .._errors import one_line
+
 if TYPE_CHECKING:
     from PIL import Image
 
@@ -34,8 +36,7 @@ def open_image(file: str | Path) -> Iterator[Image.Image]:
                 raise ValueError(f"it has {image.width} × {image.height} pixels, more than {MOST_PIXELS}")
             yield image
     except Exception as error:  # damaged files raise errors of many types
-        reason = " ".join(str(error).split()) or type(error).__name__
-        raise ValueError(f"{file} is not a readable image: {reason}.") from None
+        raise ValueError(f"{file} is not a readable image: {one_line(error)}.") from None
 
 
 def read_rgb(file: str | Path) -> Image.Image:

@@ -10,6 +10,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from .. import kernels
+from .._errors import one_line
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -94,7 +95,7 @@ class Group:
         except RuntimeError as error:
             raise GroupError(
                 f"{name} of process {self.rank} of {self.size} failed; another process has died, does not answer or"
-                f" called something else: {str(error).strip().splitlines()[0]}"
+                f" called something else: {one_line(error)}"
             ) from error
 
 

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .._errors import abbreviate
+from .._errors import abbreviate, one_line
 from .._tensor_files import hash_tensors, read_tensors, write_tensors
 from .input_normalisation import InputNormalisation, NormalisedModel
 
@@ -94,7 +94,7 @@ def metadata(path: str | Path) -> dict[str, str]:
         with safe_open(path, "pt") as file:
             return dict(file.metadata() or {})
     except SafetensorError as error:
-        problem = f"it is not a complete safetensors file ({error})"
+        problem = f"it is not a complete safetensors file ({one_line(error, 200)})"
         raise ValueError(f"weights {str(path)!r}: {problem}; get the file again.") from error
 
 
