@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import gc
 import io
 import itertools
 import random
@@ -184,6 +185,7 @@ def interrupt_a_call(rng: random.Random, folder: Path) -> str:
 
     previous = signal.signal(signal.SIGALRM, stop)
     stopped = False
+    gc.disable()  # Python loses what is raised in a callback of the garbage collector; Hypothesis has one
     try:
         signal.setitimer(signal.ITIMER_REAL, max(1e-6, seconds * rng.triangular(0, 1.1, 1)))
         try:
@@ -193,6 +195,7 @@ def interrupt_a_call(rng: random.Random, folder: Path) -> str:
     except _InterruptError:
         stopped = True
     finally:
+        gc.enable()
         signal.signal(signal.SIGALRM, previous)
     now = state(adapter)
     changed = not _same(now, before)
