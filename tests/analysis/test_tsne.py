@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from dataclasses import replace
 
 import numpy as np
@@ -54,9 +55,17 @@ def test_embeddings_are_repeatable(settings, numbers):
     assert analysis.measure("tsne", analysis.Experiment(again)).details == numbers.details
 
 
-def test_without_scikit_learn_there_are_silhouettes_alone(settings, monkeypatch):
-    monkeypatch.setitem(__import__("sys").modules, "sklearn.manifold", None)
-    one = replace(settings, estimators=("mean",), epsilons=(1.0,))
-    numbers = analysis.measure("tsne", analysis.Experiment(one))
-    assert len(numbers.rows) == 9
-    assert all(panel["points"] is None for panel in numbers.details["panels"])
+def test_without_scikit_learn_the_numbers_are_completed_elsewhere(settings, numbers, monkeypatch):
+    pytest.importorskip("sklearn")
+    find_spec = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "sklearn" else find_spec(name))
+    two = replace(settings, estimators=("mean", "median"), epsilons=(1.0,))
+    measured = analysis.measure("tsne", analysis.Experiment(two))
+    assert measured.rows == numbers.rows
+    assert not any("points" in panel for panel in measured.details["panels"])
+    with pytest.raises(ImportError, match="scikit-learn"):
+        analysis.draw(measured, None, analysis.THEMES["light"])
+
+    brought = analysis.Numbers.from_json(measured.to_json())  # to a machine that has it
+    monkeypatch.undo()
+    assert analysis.complete(brought).details == numbers.details

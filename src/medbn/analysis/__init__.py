@@ -14,7 +14,7 @@ from .cache import stored_numbers
 from .captions import describe, epsilon_label
 from .experiment import Experiment, one_per_stage, visit_layers
 from .numbers import Numbers
-from .registry import Figure, available, get, measure, register, unregister
+from .registry import Figure, available, complete, get, measure, register, unregister
 from .render import FORMATS, check_drawing, check_format, contact_sheet, draw, render
 from .settings import LAYERS, PAPER_STEPS, Settings, attack_of, known_setting
 from .theme import THEMES, Theme
@@ -36,6 +36,7 @@ __all__ = [
     "available",
     "check_drawing",
     "check_format",
+    "complete",
     "contact_sheet",
     "describe",
     "draw",

@@ -34,6 +34,7 @@ class Figure:
         size: width and height in inches for these numbers.
         version: of the numbers; raise it when they change, so that stored ones are measured again.
         on_data: False for a figure that needs no data and no model.
+        complete: adds to measured numbers what needs ``medbn[figures]``, or returns them as they are without it.
         cells: returns the cells of the bench whose data, model and methods the numbers depend on; None for TeBN with
             each estimator on the first corruption.
     """
@@ -46,6 +47,7 @@ class Figure:
     size: Callable[[Numbers], tuple[float, float]]
     version: int = 1
     on_data: bool = True
+    complete: Callable[[Numbers], Numbers] = lambda numbers: numbers
     cells: Callable[[Experiment], Iterable[Cell]] | None = None
 
 
@@ -68,20 +70,27 @@ def measure(name: str, experiment: Experiment | None = None) -> Numbers:
     figure, experiment = get(name), experiment or Experiment()
     key = numbers_key(name, experiment)
     stored = read_numbers(experiment.store, key) if experiment.store else None
-    if stored is not None:
-        return stored
+    numbers = figure.complete(stored or _measure(figure, experiment))
+    if experiment.store is not None and numbers is not stored:
+        write_numbers(experiment.store, key, numbers)
+    return numbers
+
+
+def complete(numbers: Numbers) -> Numbers:
+    """Return the numbers of a figure, which another machine may have measured, with what ``medbn[figures]`` adds."""
+    return get(numbers.figure).complete(numbers)
+
+
+def _measure(figure: Figure, experiment: Experiment) -> Numbers:
     began = time.perf_counter()
     with deterministic(experiment.place):
         numbers = figure.measure(experiment)
-    numbers = replace(
+    return replace(
         numbers,
         command=experiment.command,
         machine=machine_facts(experiment.place),
         seconds=round(time.perf_counter() - began, 1),
     )
-    if experiment.store is not None:
-        write_numbers(experiment.store, key, numbers)
-    return numbers
 
 
 def numbers_key(name: str, experiment: Experiment) -> str:

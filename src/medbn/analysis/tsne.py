@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import base64
+import importlib.util
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from torch import Tensor
 
 from .captions import describe, epsilon_label
@@ -27,9 +31,9 @@ PANEL = 1.28
 
 
 def measure(experiment: Experiment) -> Numbers:
-    """Return the silhouette of malicious against benign images at each layer, and the embedding of each panel.
+    """Return the silhouette of malicious against benign images at each layer, and each panel's principal components.
 
-    The embeddings need scikit-learn; without it they are left out, and the figure cannot be drawn.
+    ``embed_panels`` replaces the components by coordinates, which needs scikit-learn.
     """
     settings, malicious = experiment.settings, ~experiment.benign
     rows, points = [], []
@@ -57,30 +61,53 @@ def measure(experiment: Experiment) -> Numbers:
                 )
                 if scores is not None:
                     panel = {"epsilon": epsilon, "estimator": name, "layer": layer}
-                    points.append({**panel, "points": embed(scores, settings.seed)})
+                    points.append({**panel, "components": encode_components(scores)})
     return Numbers("tsne", settings.describe(), rows, {"malicious": malicious.tolist(), "panels": points})
 
 
-def embed(scores: Tensor, seed: int) -> list[list[float]] | None:
-    """Return the t-SNE coordinates of the images, from their principal components; None without scikit-learn."""
-    try:
-        from sklearn.manifold import TSNE
-    except ImportError:
-        return None
+def embed_panels(numbers: Numbers) -> Numbers:
+    """Return the numbers with the t-SNE coordinates of each panel in the place of its principal components.
+
+    Without scikit-learn the numbers are returned as they are: they can be completed elsewhere.
+    """
+    panels = numbers.details["panels"]
+    if not any("components" in panel for panel in panels) or importlib.util.find_spec("sklearn") is None:
+        return numbers
+    embedded = []
+    for panel in panels:
+        rest = {name: value for name, value in panel.items() if name != "components"}
+        if "components" in panel:
+            rest["points"] = embed(decode_components(panel["components"]), numbers.settings["seed"])
+        embedded.append(rest)
+    return replace(numbers, details={**numbers.details, "panels": embedded})
+
+
+def embed(scores: Any, seed: int) -> list[list[float]]:
+    """Return the t-SNE coordinates of the images, from their principal components ``(B, components)``."""
+    from sklearn.manifold import TSNE
+
     perplexity = min(PERPLEXITY, (len(scores) - 1) / 3)
     reducer = TSNE(perplexity=perplexity, init="pca", learning_rate="auto", random_state=seed)
-    points: list[list[float]] = reducer.fit_transform(scores.cpu().numpy()).round(2).tolist()
+    points: list[list[float]] = reducer.fit_transform(scores).round(2).tolist()
     return points
+
+
+def encode_components(scores: Tensor) -> dict[str, Any]:
+    """Return principal components as their shape and their bytes in base 64, float32."""
+    values = scores.detach().float().cpu().contiguous()
+    return {"shape": list(values.shape), "bytes": base64.b64encode(values.numpy().astype("<f4").tobytes()).decode()}
+
+
+def decode_components(components: dict[str, Any]) -> Any:
+    """Return encoded components as an array."""
+    return np.frombuffer(base64.b64decode(components["bytes"]), dtype="<f4").reshape(components["shape"])
 
 
 def draw(numbers: Numbers, canvas: FigureBase, theme: Theme) -> None:
     """Draw a panel per layer: columns are layers, rows are estimators, once for each ε."""
     panels = numbers.details["panels"]
-    if any(panel["points"] is None for panel in panels):
-        raise ImportError(
-            "these numbers were measured without scikit-learn: pip install 'medbn[figures]', and measure them again"
-            " with another --store."
-        )
+    if any("points" not in panel for panel in panels):
+        raise ImportError("t-SNE needs scikit-learn: pip install 'medbn[figures]'.")
     epsilons, names = numbers.distinct("epsilon"), numbers.distinct("estimator")
     layers = list(dict.fromkeys(panel["layer"] for panel in panels))
     found = {(panel["epsilon"], panel["estimator"], panel["layer"]): panel["points"] for panel in panels}
@@ -145,5 +172,7 @@ register(
         draw=draw,
         caption=caption,
         size=size,
+        version=2,
+        complete=embed_panels,
     ),
 )

@@ -160,7 +160,7 @@ def read_numbers(path: Path, name: str) -> Numbers:
         raise ValueError(f"{path} has no numbers that `medbn figure --json` wrote.") from None
     if numbers.figure != name:
         raise ValueError(f"{path} has the numbers of the figure {numbers.figure!r}, not of {name!r}.")
-    return numbers
+    return analysis.complete(numbers)
 
 
 def print_figures() -> None:
