@@ -433,6 +433,68 @@ def test_nothing_is_read_from_the_device_but_all_signals_at_once(method):
     assert counts[0] == counts[1]
 
 
+class Operations(TorchDispatchMode):
+    """Counts the operations that compute something: each of them is at least one kernel on a GPU."""
+
+    def __init__(self):
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        self.count += not function.is_view
+        return function(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize(("method", "most"), [("tebn", 110), ("tent", 115), ("past", 110)])
+def test_a_watched_layer_more_costs_one_kernel_and_all_else_a_hundred(method, most):
+    counts = {}
+    for layers in ((), None, ["0.1", "1.1", "1.4", "2.1", "2.4"]):
+        adapter = medbn.adapt(network(), method)
+        if layers != ():
+            medbn.Monitor(adapter, reference=2, layers=layers)
+        for images in stream(3):
+            adapter(images)
+        with Operations() as operations:
+            adapter(images)
+        counts["none" if layers == () else "three" if layers is None else "five"] = operations.count
+    assert counts["three"] - counts["none"] <= most
+    assert counts["five"] - counts["three"] == 2
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_layers_that_see_other_numbers_of_images_are_measured_apart(known):
+    class Halves(nn.Module):
+        """Its second layer sees the upper and the lower half of each image as two images."""
+
+        def __init__(self):
+            super().__init__()
+            self.first = nn.BatchNorm2d(3, track_running_stats=known)
+            self.second = nn.BatchNorm2d(3)
+            self.third = nn.BatchNorm1d(3)
+
+        def forward(self, x):
+            x = self.first(x)
+            halves = self.second(torch.cat([x[:, :, :6], x[:, :, 6:]]))
+            return self.third(halves.mean(dim=(2, 3)).unflatten(0, (2, -1)).sum(0))
+
+    adapter = medbn.adapt(Halves().eval(), "tebn", "mean")
+    monitor = medbn.Monitor(adapter, layers=["first", "second", "third"])
+    images = poisoned(stream(1)[0])
+    adapter(images)
+    signals = monitor.latest.signals
+    means = images.double().mean(dim=(2, 3))
+    pull = means.mean(0) - means.quantile(0.5, dim=0)
+    if not known:  # the deviation between images instead of the source's
+        pull = pull / (1.4826 * (means - means.quantile(0.5, dim=0)).abs().quantile(0.5, dim=0))
+    assert signals["pressure/first"] == pytest.approx(float(pull.square().mean().sqrt()), rel=1e-3)
+    assert ("source_distance/first" in signals) == known
+    normal = torch.nn.functional.batch_norm(images, None, None, training=True).double()
+    halves = torch.cat([normal[:, :, :6], normal[:, :, 6:]]).mean(dim=(2, 3))
+    distance = halves.quantile(0.5, dim=0).square().mean().sqrt()
+    assert signals["source_distance/second"] == pytest.approx(float(distance), rel=1e-3)
+    assert {"pressure/third", "source_distance/third"} <= set(signals)
+
+
 @pytest.mark.gpu
 def test_a_gpu_is_waited_for_once_more():
     counts = []

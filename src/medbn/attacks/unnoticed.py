@@ -11,7 +11,7 @@ from torch import Tensor
 from .. import hooks
 from ..methods import Adapter
 from ..monitor import Batch as MonitoredBatch
-from ..monitor import Moments, choose_layers, signals
+from ..monitor import Moments, choose_layers, reduce_layer, signals
 from ._batch import Batch
 from .dia import DIA
 from .registry import register
@@ -48,12 +48,13 @@ class Unnoticed(DIA):
             value, logits = super().evaluate(adapter, surrogate, batch, malicious)
             inputs = {o.name: o.input for o in observations}
         first = next(iter(watched))
-        moments = {
-            name: Moments.of(layer, x, None, name == first)
+        reduced = {
+            name: reduce_layer(layer, x, name == first)
             for name, layer in watched.items()
             if (x := inputs.get(name)) is not None
         }
+        moments = Moments.of(reduced, None)
         seen = MonitoredBatch(adapter, poisoned, None, None, moments, None)
         pressure = torch.stack([torch.as_tensor(one) for one in signals.pressure(seen).values()]).sum()
-        excess = (signals.image_distances(moments[first]) - signals.OUTLIER).clamp(min=0)
+        excess = (moments[0].distances - signals.OUTLIER).clamp(min=0)
         return value - self.stealth * (pressure + torch.where(batch.benign, 0.0, excess).mean()), logits

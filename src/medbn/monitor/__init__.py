@@ -8,9 +8,10 @@
 """
 
 from . import signals
-from .batch import Batch, Moments
+from .batch import Batch
 from .exporters import JSONLines, OpenTelemetry, Prometheus
 from .martingale import Martingale
+from .moments import Moments, reduce_layer
 from .monitor import Exporter, Monitor, choose_layers
 from .record import Alarm, Reader, Record, is_stream, read
 from .watch import Watch
@@ -31,5 +32,6 @@ __all__ = [
     "choose_layers",
     "is_stream",
     "read",
+    "reduce_layer",
     "signals",
 ]

@@ -13,7 +13,8 @@ from torch.utils._pytree import tree_leaves
 
 from ..layers import RobustBatchNorm
 from ..methods import Adapter, Predictions, extract_logits
-from .batch import Batch, Moments, first_images
+from .batch import Batch, first_images
+from .moments import Moments, Reduced, reduce_layer
 
 PIXELS = 4096
 """Of dense outputs, at most about this many pixels per image are read."""
@@ -61,7 +62,7 @@ class Collector:
         self.first = next(iter(layers), None)
         self.collecting = False
         self._valid: Tensor | None = None
-        self._moments: dict[str, Moments] = {}
+        self._reduced: dict[str, Reduced] = {}
         self._warned = False
         self._handles: list[Any] = [
             adapter.register_forward_pre_hook(Hook(self._begin), with_kwargs=True),
@@ -78,26 +79,27 @@ class Collector:
     def _begin(self, adapter: Any, args: Any, kwargs: dict[str, Any]) -> None:
         valid = kwargs.get("valid")
         self._valid = valid if isinstance(valid, Tensor) else None
-        self._moments = {}
+        self._reduced = {}
         self.collecting = True
 
     def _read(self, name: str, layer: Any, args: tuple[Any, ...]) -> None:
-        if not self.collecting or name in self._moments or not args or args[0].dim() < 2:
+        if not self.collecting or name in self._reduced or not args or args[0].dim() < 2:
             return
         with torch.no_grad():
-            self._moments[name] = Moments.of(layer, args[0].detach(), self._valid, name == self.first)
+            self._reduced[name] = reduce_layer(layer, args[0].detach(), name == self.first)
 
     def _end(self, adapter: Any, args: Any, kwargs: dict[str, Any], output: Any) -> None:
-        self.collecting, moments = False, self._moments
-        self._moments = {}
+        self.collecting, reduced = False, self._reduced
+        self._reduced = {}
         images = first_images(tree_leaves((args, {k: v for k, v in kwargs.items() if k != "valid"})))
         if images is None:
             return
         # In the order of the layers' names, however the model runs them.
-        ordered = {name: moments[name] for name in sorted(moments, key=lambda name: name != self.first)}
+        ordered = {name: reduced[name] for name in sorted(reduced, key=lambda name: name != self.first)}
         with torch.no_grad():
+            moments = Moments.of(ordered, self._valid)
             predictions = self._predictions(output, len(images))
-            self.receive(Batch(self.adapter, images.detach(), self._valid, predictions, ordered, self.bounds))
+            self.receive(Batch(self.adapter, images.detach(), self._valid, predictions, moments, self.bounds))
 
     def _predictions(self, output: Any, size: int) -> Predictions | None:
         """Return the predictions in the output; None, with one warning, if there are no logits in it."""

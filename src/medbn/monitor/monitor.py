@@ -207,9 +207,7 @@ class Monitor:
                 values[signal.name] = value
         tensors = {name: value for name, value in values.items() if isinstance(value, Tensor)}
         if tensors:
-            device = batch.images.device
-            together = torch.stack([t.detach().reshape(()).to(device, torch.float64) for t in tensors.values()])
-            values |= dict(zip(tensors, together.tolist(), strict=True))
+            values |= dict(zip(tensors, _read(list(tensors.values()), batch.images.device), strict=True))
         return {name: float(value) for name, value in values.items()}
 
     def _follow_declared_changes(self, values: dict[str, float]) -> None:
@@ -253,6 +251,17 @@ class Monitor:
         if key not in self._warned:
             self._warned.add(key)
             warnings.warn(text, stacklevel=2)
+
+
+def _read(tensors: list[Tensor], device: torch.device) -> list[float]:
+    """Return the values of tensors of one number each, waiting for the device once and starting few kernels."""
+    places: dict[torch.dtype, list[int]] = {}
+    for place, tensor in enumerate(tensors):
+        places.setdefault(tensor.dtype, []).append(place)
+    groups = [torch.stack([tensors[k].detach().reshape(()).to(device) for k in group]) for group in places.values()]
+    values = torch.cat([group.to(torch.float64) for group in groups]).tolist()
+    order = [place for group in places.values() for place in group]
+    return [value for _, value in sorted(zip(order, values, strict=True))]
 
 
 def _check_actions(on_alarm: Action | Sequence[Action]) -> list[Action]:

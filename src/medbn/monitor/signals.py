@@ -16,13 +16,11 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from .. import kernels
 from .._registry import Registry
-from ..methods import mean_over
-from .batch import Batch, Moments, robust_spread
+from .batch import Batch
+from .moments import SMALL, Moments, root_mean_square
 
 Number = Tensor | float
 Function = Callable[[Batch], "Number | dict[str, Number] | None"]
@@ -31,8 +29,6 @@ FunctionType = TypeVar("FunctionType", bound=Function)
 OUTLIER = 3.0
 """An image is far from the others if its features are on average more than three robust standard deviations away; of a
 normal feature that distance is 0.8 on average."""
-SMALL = 1e-12
-"""Added where a logarithm or a quotient would not be finite."""
 
 
 @dataclass(frozen=True)
@@ -113,9 +109,9 @@ def pressure(batch: Batch) -> dict[str, Number]:
     It is the root of the mean over channels of ((mean − median) / source standard deviation)².
     """
     values: dict[str, Number] = {}
-    for name, moments in batch.layers.items():
-        mean = moments.mean.sum(dim=0) / moments.usable.sum().clamp(min=1)
-        values[name] = _root_mean_square((mean - moments.centre) / moments.source_scale())
+    for moments in batch.moments:
+        pull = moments.mean.sum(dim=0) / moments.count - moments.centre
+        values |= root_mean_square(moments.split(pull / moments.scale))
     return values
 
 
@@ -126,21 +122,10 @@ def outliers(batch: Batch) -> Number | None:
     The statistics are each channel's mean and log variance, which in the first layer are a function of the image alone.
     Their distance from the median over images is counted in robust standard deviations and averaged over channels.
     """
-    first = next(iter(batch.layers.values()), None)
-    if first is None:
+    if not batch.moments:
         return None
-    far = (image_distances(first) > OUTLIER) & first.usable
-    return far.sum().double() / first.usable.sum().clamp(min=1)
-
-
-def image_distances(first: Moments) -> Tensor:
-    """Return how far each image's means and log variances are from the medians over images, averaged over channels."""
-    features, centre = first.mean, first.centre
-    if first.variance is not None:
-        variances = (first.variance + SMALL).log()
-        features = torch.cat([features, variances], dim=1)
-        centre = torch.cat([centre, kernels.middle_over_images(variances, first.usable)])
-    return ((features - centre).abs() / robust_spread(features, centre, first.usable)).mean(dim=1)
+    first = batch.moments[0]
+    return ((first.distances > OUTLIER) & first.usable).sum() / first.count
 
 
 @register("isolated", side="above", about="share of the images without a finite prediction")
@@ -167,11 +152,10 @@ def out_of_range(batch: Batch) -> Number | None:
 )
 def source_distance(batch: Batch) -> dict[str, Number]:
     """Return for each layer how far the median over images is from the source mean, over channels as ``pressure``."""
-    return {
-        name: _root_mean_square((moments.centre - moments.layer.running_mean) / moments.source_scale())
-        for name, moments in batch.layers.items()
-        if moments.layer.running_mean is not None
-    }
+    values: dict[str, Number] = {}
+    for moments in batch.moments:
+        values |= _distances_from_source(moments, moments.split(moments.centre))
+    return values
 
 
 # --- the predictions --------------------------------------------------------------------------------------------------
@@ -180,28 +164,24 @@ def source_distance(batch: Batch) -> dict[str, Number]:
 @register("entropy", side="both", about="mean entropy of the predictions, in nats", follows_learning=True)
 def entropy(batch: Batch) -> Number | None:
     """Return the mean entropy of the usable predictions."""
-    if batch.predictions is None:
-        return None
-    return mean_over(batch.predictions.entropy(), batch.predictions.usable)
+    means = batch.prediction_means
+    return None if means is None else means.entropy
 
 
 @register("confidence", about="mean probability of the predicted class")
 def confidence(batch: Batch) -> Number | None:
     """Return the mean over usable predictions of the largest probability."""
-    if batch.predictions is None:
-        return None
-    return mean_over(F.softmax(batch.predictions.logits, dim=1).amax(dim=1), batch.predictions.usable)
+    means = batch.prediction_means
+    return None if means is None else means.confidence
 
 
 @register("classes", about="entropy of how often each class is predicted, in nats")
 def classes(batch: Batch) -> Number | None:
     """Return the entropy of the mean prediction, which is low where one class dominates."""
-    if batch.predictions is None:
+    means = batch.prediction_means
+    if means is None:
         return None
-    usable = batch.predictions.usable
-    rows = torch.where(usable.unsqueeze(1), F.softmax(batch.predictions.logits, dim=1), 0.0)
-    mean = rows.sum(dim=0) / usable.sum().clamp(min=1)
-    plogp: Tensor = torch.special.xlogy(mean, mean)
+    plogp: Tensor = torch.special.xlogy(means.probabilities, means.probabilities)
     return -plogp.sum()
 
 
@@ -217,17 +197,19 @@ def parameter_drift(batch: Batch) -> Number | None:
     now = [parameter.detach() for parameter in learned.values()]
     before = [source[name] for name in learned]
     moved = torch._foreach_sub(now, before)
-    return _norm(list(moved)) / _norm(before).clamp(min=SMALL)
+    norms = torch.stack([norm.to(now[0].device) for norm in torch._foreach_norm([*moved, *before])])
+    distance, norm = torch.linalg.vector_norm(norms.view(2, -1), dim=1)
+    relative: Tensor = distance / norm.clamp(min=SMALL)
+    return relative
 
 
 @register("average_drift", about="distance of a layer's moving average from the source mean, in source deviations")
 def average_drift(batch: Batch) -> dict[str, Number]:
     """Return for each layer with a moving average how far it is from the source mean, over channels as ``pressure``."""
     values: dict[str, Number] = {}
-    for name, moments in batch.layers.items():
-        layer = moments.layer
-        if layer.ema_mean is not None and layer.running_mean is not None:
-            values[name] = _root_mean_square((layer.ema_mean - layer.running_mean) / moments.source_scale())
+    for moments in batch.moments:
+        averages = {name: layer.ema_mean for name, layer in moments.layers.items() if layer.ema_mean is not None}
+        values |= _distances_from_source(moments, averages)
     return values
 
 
@@ -247,10 +229,13 @@ def resets(batch: Batch) -> Number:
     return float(batch.adapter.resets)
 
 
-def _root_mean_square(values: Tensor) -> Tensor:
-    return values.square().mean().sqrt()
-
-
-def _norm(tensors: list[Tensor]) -> Tensor:
-    norms = torch.stack([norm.to(tensors[0].device) for norm in torch._foreach_norm(tensors)])
-    return norms.square().sum().sqrt()
+def _distances_from_source(moments: Moments, centres: dict[str, Tensor]) -> dict[str, Number]:
+    """Return how far the centres of layers are from the source means, in source deviations, where there are such."""
+    means = {name: layer.running_mean for name, layer in moments.layers.items() if name in centres}
+    known = {name: mean for name, mean in means.items() if mean is not None}
+    if not known:
+        return {}
+    scales = moments.split(moments.scale)
+    moved = torch._foreach_sub([centres[name] for name in known], list(known.values()))
+    scaled = torch._foreach_div(moved, [scales[name] for name in known])
+    return {**root_mean_square(dict(zip(known, scaled, strict=True)))}
