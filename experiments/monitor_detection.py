@@ -21,7 +21,7 @@ import random
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +32,7 @@ import medbn
 from _cifar import resnet26
 from medbn import attacks, cli, data, models
 from medbn.bench import Place, deterministic, machine_facts
+from medbn.methods import Adapter
 from medbn.monitor import Record, Watch
 
 ALPHAS = (0.1, 0.01)
@@ -71,52 +72,65 @@ def main() -> None:
             raise ValueError(f"{options.json} was measured with other options; give another file with --json.")
     place = Place(device=options.device)
     with deterministic(place):
-        if not measure(options, record):
-            print(f"not finished; the same command continues: {options.json}")
-            sys.exit(3)
-    record |= {"facts": machine_facts(place), "rows": summarise(options, record["batches"])}
-    _save(options.json, record)
-    show(options, record)
+        finished, complete = measure(options, record)
+    options.attacked = complete  # where it was stopped, streams have as many attacked batches as there are of each kind
+    if complete:
+        record["rows"] = summarise(options, record["batches"])
+        _save(options.json, record)
+        show(options, record)
+    if not finished:
+        print(f"not finished; the same command continues: {options.json}")
+        sys.exit(3)
 
 
 # --- measure ----------------------------------------------------------------------------------------------------------
 
 
-def measure(options: argparse.Namespace, record: dict[str, Any]) -> bool:
-    """Measure what is missing in the record; return whether everything is there."""
+def measure(options: argparse.Namespace, record: dict[str, Any]) -> tuple[bool, int]:
+    """Measure what is missing; return whether everything is there, and how many batches of each kind there are."""
     end = time.monotonic() + 60 * options.minutes if options.minutes else float("inf")
+    kinds = conditions(options)
+    # Clean batches first, and then one batch of each kind after the other.
+    order = [(name, n) for name, (count, _) in kinds.items() for n in range(count)]
+    order.sort(key=lambda pair: (pair[0] != "none", pair[1]))
+    missing = [(name, n) for name, n in order if n >= len(record["batches"].setdefault(name, []))]
+    if missing:
+        adapter = load(options)
+        monitor = medbn.Monitor(adapter, alarms=[])
+        record.setdefault("facts", machine_facts(Place(device=options.device)))
+    for name, number in missing:
+        if time.monotonic() > end:
+            break
+        images, labels, objective = kinds[name][1](adapter, number)
+        with torch.no_grad():
+            poisoned = objective is not None
+            benign = torch.arange(len(images)) < options.images - options.images // 5 * poisoned
+            logits = adapter(images)
+            harm = (objective or attacks.Indiscriminate()).harm(logits, labels, benign.to(labels.device))
+        assert monitor.latest is not None
+        record["batches"][name].append({"signals": monitor.latest.signals, "harm": float(harm)})
+        if poisoned or number % 20 == 19:
+            _save(options.json, record)
+    _save(options.json, record)
+    counts = {name: len(measured) for name, measured in record["batches"].items()}
+    complete = min(count for name, count in counts.items() if name != "none")
+    return all(counts[name] >= count for name, (count, _) in kinds.items()), min(complete, options.attacked)
+
+
+def load(options: argparse.Namespace) -> Adapter:
+    """Return the adapter that is watched."""
     if options.data == "digits":
         model = models.get("resnet-small", weights="shipped").to(options.device)
     else:
         model = resnet26(options.root, options.device)
-    adapter = medbn.adapt(model, "tebn", options.estimator)
-    monitor = medbn.Monitor(adapter, alarms=[])
-    for name, (count, batches) in conditions(options, adapter).items():
-        done = record["batches"].setdefault(name, [])
-        if len(done) >= count:
-            continue
-        for number, (images, labels, objective) in enumerate(batches(count)):
-            if number < len(done):
-                continue
-            if time.monotonic() > end:
-                return False
-            with torch.no_grad():
-                poisoned = objective is not None
-                benign = torch.arange(len(images)) < options.images - options.images // 5 * poisoned
-                logits = adapter(images)
-                harm = (objective or attacks.Indiscriminate()).harm(logits, labels, benign.to(labels.device))
-            assert monitor.latest is not None
-            done.append({"signals": monitor.latest.signals, "harm": float(harm)})
-            if number % 20 == 19 or number == count - 1 or poisoned:
-                _save(options.json, record)
-    return True
+    return medbn.adapt(model, "tebn", options.estimator)
 
 
-Batches = Callable[[int], Iterator[tuple[Tensor, Tensor, "attacks.Objective | None"]]]
+Batches = Callable[[Adapter, int], tuple[Tensor, Tensor, "attacks.Objective | None"]]
 
 
-def conditions(options: argparse.Namespace, adapter: Any) -> dict[str, tuple[int, Batches]]:
-    """Return what is measured: the number of batches, and a function that yields them; each batch has its own seed."""
+def conditions(options: argparse.Namespace) -> dict[str, tuple[int, Batches]]:
+    """Return what is measured: the number of batches, and a function that returns the n-th, which has its own seed."""
     pools: dict[str, tuple[Tensor, Tensor]] = {}
 
     def pool(corruption: str) -> tuple[Tensor, Tensor]:
@@ -136,20 +150,16 @@ def conditions(options: argparse.Namespace, adapter: Any) -> dict[str, tuple[int
         return images[chosen].to(options.device), labels[chosen].to(options.device)
 
     def plain(corruption: str, first_seed: int, classes: int | None = None) -> Batches:
-        def batches(count: int) -> Iterator[tuple[Tensor, Tensor, None]]:
-            for seed in range(first_seed, first_seed + count):
-                yield *draw(corruption, seed, classes), None
-
-        return batches
+        return lambda adapter, number: (*draw(corruption, first_seed + number, classes), None)
 
     def attacked(attack: Any) -> Batches:
-        def batches(count: int) -> Iterator[tuple[Tensor, Tensor, attacks.Objective]]:
-            malicious = slice(options.images - options.images // 5, options.images)
-            for seed in range(10**6, 10**6 + count):
-                images, labels = draw(options.corruption, seed)
-                yield attack(adapter, images, labels, malicious), labels, attack.objective
+        malicious = slice(options.images - options.images // 5, options.images)
 
-        return batches
+        def batch(adapter: Adapter, number: int) -> tuple[Tensor, Tensor, attacks.Objective]:
+            images, labels = draw(options.corruption, 10**6 + number)
+            return attack(adapter, images, labels, malicious), labels, attack.objective
+
+        return batch
 
     common = {"steps": options.steps, "step_size": options.step_size / 255}
     targeted, indiscriminate = attacks.Targeted(), attacks.Indiscriminate()

@@ -209,6 +209,8 @@ TINY = "--images 20 --clean 30 --attacked 2 --steps 1 --reference 15 --before 5 
 @pytest.mark.slow
 def test_the_monitor_is_measured_once_and_its_table_is_printed_again(monkeypatch, capsys, tmp_path):
     arguments = [*TINY.split(), "--json", "m.json"]
+    assert run(monkeypatch, "monitor_detection.py", *arguments, "--minutes", "1e-9") == 3
+    assert "the same command continues" in capsys.readouterr().out
     assert run(monkeypatch, "monitor_detection.py", *arguments) == 0
     first = capsys.readouterr().out
     for condition in ("none", "change to contrast", "label shift", "targeted, ε = 8/255", "knows the monitor"):
