@@ -20,6 +20,7 @@ METHODS = {
     "past": {"batch_size": 12},
     "alpha_bn": {"source_images": 4},
     "lame": {"neighbours": 3, "weight": 0.5},
+    "cotta": {"augmentations": 2, "restored": 0.2},
 }
 LEARNING = [name for name in METHODS if issubclass(medbn.methods.get(name), medbn.methods.Learner)]
 KEEPS_NOTHING = ["source", "tebn", "mdia", "alpha_bn", "lame"]

@@ -26,6 +26,9 @@ import medbn
         ("mdia", "cifar10", {"prior": 0.6, "terminal": 8}),
         ("alpha_bn", "cifar10", {"prior": 0.9, "source_images": None}),
         ("lame", "cifar10", {"neighbours": 5, "weight": 1.0, "iterations": 100}),
+        ("cotta", "cifar10", {"average": 0.999, "augmentations": 32, "threshold": 0.92, "restored": 0.01, "lr": 1e-3}),
+        ("cotta", "cifar100", {"threshold": 0.72, "restored": 0.01}),
+        ("cotta", "imagenet", {"threshold": 0.1, "restored": 0.001, "optimizer": "nesterov", "lr": 0.01}),
     ],
 )
 def test_published_defaults(method, preset, expected):
@@ -53,7 +56,7 @@ def test_wrong_names_list_the_right_ones(model):
         medbn.adapt(model, "tent", "medain")
     with pytest.raises(ValueError, match=r"later.*after, before"):
         medbn.adapt(model, "tent", predict="later")
-    with pytest.raises(ValueError, match=r"adamm.*adam, sgd"):
+    with pytest.raises(ValueError, match=r"adamm.*adam, nesterov, sgd"):
         medbn.adapt(model, "tent", optimizer="adamm")
     with pytest.raises(ValueError, match=r"mine.*batch, both, memory"):
         medbn.adapt(model, "sotta", statistics="mine")

@@ -59,6 +59,7 @@ def test_what_reports_call_the_methods():
     labels = {name: medbn.methods.get(name).label for name in medbn.methods.available()}
     assert labels == {
         "alpha_bn": "α-BN",
+        "cotta": "CoTTA",
         "eata": "EATA",
         "eta": "ETA",
         "lame": "LAME",

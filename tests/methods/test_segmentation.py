@@ -45,8 +45,8 @@ def test_every_method_predicts_and_adapts_per_pixel(method, small):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method", DENSE)
-def test_every_method_runs_on_deeplabv3plus(method, deeplab):
+@pytest.mark.parametrize("method", ["tebn", "sar", "sotta", "mdia", "past"])
+def test_every_kind_of_method_runs_on_deeplabv3plus(method, deeplab):
     logits = make(deeplab, method)(torch.rand(3, 3, 16, 24))
     assert logits.shape == (3, CLASSES, 16, 24)
     assert logits.isfinite().all()

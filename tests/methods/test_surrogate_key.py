@@ -74,7 +74,7 @@ def test_a_subclass_shares_nothing_unless_it_says_so(model):
 
 def test_methods_that_normalise_alike_share_a_key(model):
     shared = {method for method in ADAPTING if key(make(model, method)) == key(make(model, "tebn"))}
-    assert shared == {"tebn", "tent", "eta", "eata", "sar"}
+    assert shared == {"tebn", "tent", "eta", "eata", "sar", "cotta"}
     assert key(make(model, "tebn", "mean")) != key(make(model, "tebn", "median"))
     assert key(make(model, "tebn", logits=0)) != key(make(model, "tebn"))
 
@@ -91,6 +91,8 @@ def test_methods_that_normalise_alike_share_a_key(model):
         ("alpha_bn", {"source_images": None}, {"source_images": 4}),
         ("alpha_bn", {"source_images": None, "prior": 0.9}, {"source_images": None, "prior": 0.8}),
         ("lame", {"neighbours": 3}, {"neighbours": 4}),
+        ("cotta", {"augmented_output": False}, {"augmented_output": True}),
+        ("cotta", {"augmented_output": True, "seed": 1}, {"augmented_output": True, "seed": 2}),
     ],
 )
 def test_options_that_change_normalisation_change_the_key(method, first, second, model):

@@ -25,6 +25,15 @@ def affine_layers(model: nn.Module) -> dict[str, nn.Module]:
     return {name: module for name, module in model.named_modules() if _is_learned(module)}
 
 
+def layers_with_parameters(model: nn.Module) -> dict[str, nn.Module]:
+    """Return all modules that have parameters of their own, by name, but BatchNorm layers that are not robust."""
+    return {
+        name: module
+        for name, module in model.named_modules()
+        if module._parameters and (isinstance(module, RobustBatchNorm) or not isinstance(module, _BatchNorm))
+    }
+
+
 def has_batch_norm(model: nn.Module) -> bool:
     """Return whether a model has layers with batch statistics, robust or not."""
     return any(isinstance(module, _BatchNorm) for module in model.modules())

@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
 from .._isolate import check_mask
+from ..kernels import view_per_image
 
 if TYPE_CHECKING:
     from .base import Adapter
@@ -59,6 +60,16 @@ class Inputs(NamedTuple):
         leaves = [images.get(str(position), leaf) for position, leaf in enumerate(leaves)]
         args, kwargs = tree_unflatten(leaves, structure)
         return Inputs(args, kwargs, size, None)
+
+    def keep_only(self, usable: Tensor) -> Inputs:
+        """Return the same call with zeros for the images that a mask does not mark, which count as padding."""
+        if bool(usable.all()):
+            return self
+        images = {
+            place: torch.where(view_per_image(usable.to(x.device), x), x, torch.zeros_like(x))
+            for place, x in self.images().items()
+        }
+        return self.with_images(images, self.size)._replace(valid=usable)
 
     def join_usable(self, usable: Tensor, earlier: dict[str, Tensor]) -> dict[str, Tensor]:
         """Return the images that a mask marks, after earlier ones if those have the same shape."""
@@ -174,9 +185,20 @@ class Predictions(NamedTuple):
         """Return each row's Shannon entropy, in nats."""
         return -(F.softmax(self.logits, dim=1) * F.log_softmax(self.logits, dim=1)).sum(dim=1)
 
+    @property
+    def dense(self) -> bool:
+        """Whether there is more than one prediction per image."""
+        return len(self.usable) > len(self.images)
+
     def probabilities(self) -> Tensor:
         """Return each row's softmax, without gradients."""
         return F.softmax(self.logits.detach(), dim=1)
+
+    def as_logits(self, rows: Tensor, logits: Tensor) -> Tensor:
+        """Return rows in the layout of the logits they are of; unusable images keep theirs."""
+        planes = rows.view(len(logits), -1, rows.shape[1]).transpose(1, 2).reshape(logits.shape).to(logits.dtype)
+        usable = self.images.view(-1, *[1] * (logits.dim() - 1))
+        return torch.where(usable, planes, logits)
 
 
 def mean_over(values: Tensor, rows: Tensor) -> Tensor:

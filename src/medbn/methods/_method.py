@@ -13,6 +13,7 @@ A class overrides what it does, in the order of a call:
 - ``prepare()``: what is to be done once, before the first call.
 - ``policy_for(layer)``: the policy of one layer, where layers differ.
 - ``predict_with(forward, inputs)``: run a forward pass, and change its output.
+- ``correct(output, inputs, memory, run)``: change what a call returns, but not what it learns from.
 - ``update(inputs, output)``: adapt to one batch. A Learner has ``loss``, ``step``, ``unroll`` and ``filters`` instead.
 - ``commits_prediction()``: whether the statistics of the pass that predicts enter the moving averages.
 - ``commit_policy(images, memory)``: the weight of a batch in the moving averages, where it is not that policy's.
@@ -34,6 +35,8 @@ from ._call import Inputs, LogitsOption
 from ._state import Stateful
 from ._surrogate import make_hashable
 
+Run = Callable[[Inputs, dict[str, Tensor] | None], Any]
+"""Runs the model on inputs, under given learned parameters or those that it has, and returns its output."""
 Commit = Callable[[Policy | None], None]
 """Commits the statistics of one batch to the moving averages, by a policy, or by each layer's own if it is None."""
 
@@ -115,6 +118,20 @@ class Method(Stateful):
         """
         return forward()
 
+    def correct(self, output: Any, inputs: Inputs, memory: dict[str, Any], run: Run) -> Any:
+        """Return what a call, or a surrogate, returns for an output of the model.
+
+        ``update`` and ``commit`` see the model's own output. A method that overrides this leaves
+        ``surrogate_from_policies`` False, or extends ``surrogate_key``.
+
+        Args:
+            output: of ``predict_with``.
+            inputs: the batch.
+            memory: ``self.memory``, or that of another state.
+            run: runs the model on other inputs, or under other parameters.
+        """
+        return output
+
     def commits_prediction(self) -> bool:
         """Return whether the moving averages take the statistics of the pass that predicts.
 
@@ -157,8 +174,6 @@ class Method(Stateful):
             return (normalisation, type(logits), logits)
         return (normalisation, type(logits), logits, type(self), self._options_key, make_hashable(state["memory"]))
 
-    def unroll(
-        self, logits: Callable[[dict[str, Tensor]], Tensor], state: dict[str, Any], inputs: Inputs
-    ) -> dict[str, Tensor]:
+    def unroll(self, run: Run, state: dict[str, Any], inputs: Inputs) -> dict[str, Tensor]:
         """Return the learned parameters after one step on the batch, as a differentiable function of the batch."""
         raise ValueError(f"{type(self).__name__} cannot be unrolled: it does not learn from the batch at hand.")

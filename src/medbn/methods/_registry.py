@@ -46,7 +46,7 @@ def available() -> list[str]:
     """Return the names that ``method=`` accepts.
 
     >>> available()
-    ['alpha_bn', 'eata', 'eta', 'lame', 'mdia', 'past', 'sar', 'sema', 'sotta', 'source', 'tebn', 'tent']
+    ['alpha_bn', 'cotta', 'eata', 'eta', 'lame', 'mdia', 'past', 'sar', 'sema', 'sotta', 'source', 'tebn', 'tent']
     """
     return sorted(_registry)
 

@@ -71,12 +71,11 @@ class Surrogate:
         memory = {name.removeprefix(MEMORY): t for name, t in self.tensors.items() if name.startswith(MEMORY)}
         tensors = {name: t for name, t in self.tensors.items() if not name.startswith(MEMORY)}
 
-        def logits(learned: dict[str, Tensor]) -> Tensor:
+        def run(images: Inputs, learned: dict[str, Tensor] | None = None) -> Any:
             def forward() -> Any:
-                return torch.func.functional_call(model, {**tensors, **learned}, inputs.args, inputs.kwargs)
+                return torch.func.functional_call(model, {**tensors, **(learned or {})}, images.args, images.kwargs)
 
-            output = adapter.predict_with(forward, inputs)
-            return extract_logits(output, adapter.logits, inputs.size)
+            return adapter.predict_with(forward, images)
 
         if model.training:
             model.eval()
@@ -87,13 +86,18 @@ class Surrogate:
         attention = sdpa_kernel(SDPBackend.MATH) if unrolls else nullcontext()
         with normalise, attention, adapter.ignore_padding(inputs):
             # Replaced gradients change the step too. Its value is that of the true step, its gradient the replaced one.
-            true_step = adapter.unroll(logits, state, inputs) if unrolls and backward else {}
+            true_step = adapter.unroll(run, state, inputs) if unrolls and backward else {}
             with replace_gradient:
-                learned = adapter.unroll(logits, state, inputs) if unrolls else {}
+                learned = adapter.unroll(run, state, inputs) if unrolls else {}
                 learned |= {
                     n: kernels.substitute(p, learned[n]) if n in learned else p.detach() for n, p in true_step.items()
                 }
-                return logits(learned)
+
+                def run_after(images: Inputs, other: dict[str, Tensor] | None = None) -> Any:
+                    return run(images, learned if other is None else other)
+
+                output = adapter.correct(run_after(inputs), inputs, state["memory"], run_after)
+                return extract_logits(output, adapter.logits, inputs.size)
 
 
 def make_hashable(value: Any) -> Hashable:

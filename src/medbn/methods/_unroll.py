@@ -24,7 +24,7 @@ def optimizer_step(
         raise ValueError(f"unroll knows the steps of Adam and SGD, not of {type(optimizer).__name__}.")
     saved = state["optimizer"]
     options = saved["param_groups"][0]
-    unknown = [o for o in ("nesterov", "maximize", "amsgrad", "decoupled_weight_decay") if options.get(o)]
+    unknown = [o for o in ("maximize", "amsgrad", "decoupled_weight_decay") if options.get(o)]
     unknown += ["several parameter groups"] if len(saved["param_groups"]) > 1 else []
     if unknown:
         raise ValueError(f"unroll does not know {type(optimizer).__name__} with {', '.join(unknown)}.")
@@ -49,8 +49,10 @@ def _adam(p: Tensor, g: Tensor, moments: dict[str, Any], options: dict[str, Any]
 def _sgd(p: Tensor, g: Tensor, moments: dict[str, Any], options: dict[str, Any]) -> Tensor:
     g = g + options["weight_decay"] * p
     buffer = moments.get("momentum_buffer")
-    if options["momentum"] and buffer is not None:
-        g = options["momentum"] * buffer + (1 - options["dampening"]) * g
+    momentum = options["momentum"]
+    if momentum:
+        average = g if buffer is None else momentum * buffer + (1 - options["dampening"]) * g
+        g = g + momentum * average if options["nesterov"] else average
     new: Tensor = p - options["lr"] * g
     return new
 

@@ -154,12 +154,13 @@ class Adapter(Method):
         padding = nullcontext() if inputs.valid is None else self.ignore_padding(inputs)
         if self.paused:
             with torch.no_grad(), padding:
-                return tree_map(detach_output, self.run_model(inputs))
+                return tree_map(detach_output, self._corrected(self.run_model(inputs), inputs))
         with torch.set_grad_enabled(bool(self.learned)), padding:
             output, commit = self._predict(inputs)
             if self._journal is not None:
                 self._journal.copy_values(self)
             images = self._count_images(inputs, output)
+            predicted = self._corrected(output, inputs)
             batch, seen = (inputs, output) if images >= self.min_images else self._collect(inputs, output)
             if batch is not None and batch is not inputs:
                 with self.ignore_padding(batch):
@@ -171,11 +172,12 @@ class Adapter(Method):
             if updated and self.predict == "after":
                 with torch.no_grad():
                     output = self.run_model(inputs)
+                    predicted = self._corrected(output, inputs)
         if batch is not None and commit is not None and images:
             self.commit(commit, images, batch, output if batch is inputs else seen)
         if self.memory:  # policies change with the memory only
             self.set_policies()
-        return tree_map(detach_output, output)
+        return tree_map(detach_output, predicted)
 
     def _predict(self, inputs: Inputs) -> tuple[Any, Commit | None]:
         """Return the model's output, and what commits the statistics of this pass; None if they are not committed."""
@@ -221,6 +223,18 @@ class Adapter(Method):
             if any(tensor.dtype == torch.uint8 for tensor in inputs.images().values()):
                 raise TypeError("the model cannot take uint8 images; convert them: images.float() / 255.") from error
             raise
+
+    def run_with(self, inputs: Inputs, learned: dict[str, Tensor] | None = None) -> Any:
+        """Return the model's output for a call, under other learned parameters if any are given."""
+        if learned is None:
+            return self.run_model(inputs)
+        return self.predict_with(
+            lambda: torch.func.functional_call(self.model, learned, inputs.args, inputs.kwargs), inputs
+        )
+
+    def _corrected(self, output: Any, inputs: Inputs) -> Any:
+        with torch.no_grad():
+            return self.correct(output, inputs, self.memory, self.run_with)
 
     def repeats_pass(self) -> bool:
         """Return whether the next pass normalises as the last one did, so that a captured one may replace it."""

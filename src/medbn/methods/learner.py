@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -12,13 +11,18 @@ import torch
 from torch import Tensor, nn
 
 from .._errors import unknown_name
-from ._affine import affine_layers
+from ._affine import affine_layers, layers_with_parameters
 from ._call import Inputs, LogitsOption, Predictions, extract_logits
+from ._method import Run
 from ._stages import last_stage
 from ._unroll import optimizer_step
 from .base import NOTHING_FINITE, Adapter
 
-OPTIMIZERS = {"adam": torch.optim.Adam, "sgd": torch.optim.SGD}
+OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
+    "adam": torch.optim.Adam,
+    "sgd": torch.optim.SGD,
+    "nesterov": partial(torch.optim.SGD, momentum=0.9, nesterov=True),
+}
 
 
 class Learner(Adapter):
@@ -26,7 +30,8 @@ class Learner(Adapter):
 
     Args:
         model, logits, predict, seed, lock, min_images, collect, bounds, outside: as for Adapter.
-        optimizer: ``"adam"`` (the MedBN paper's, for all methods), ``"sgd"``, or a function of parameters and ``lr``.
+        optimizer: ``"adam"`` (the MedBN paper's, for all methods), ``"sgd"``, ``"nesterov"``, which is SGD with
+            Nesterov's momentum of 0.9, or a function of parameters and ``lr``.
         lr: 1e-3 in the MedBN paper.
         weight_decay: none in the MedBN paper.
         steps: updates per batch; one in the MedBN paper.
@@ -36,6 +41,8 @@ class Learner(Adapter):
     needs_batch_norm: ClassVar[bool] = False
     freezes_last_stage: ClassVar[bool] = False
     """Whether the affine parameters of the last stage are not learned, unless ``frozen`` says otherwise."""
+    learns_everything: ClassVar[bool] = False
+    """Whether all parameters of the model are learned, and not only those of normalisation layers."""
 
     def __init__(
         self,
@@ -82,12 +89,14 @@ class Learner(Adapter):
     def prepare(self) -> None:
         """Choose the parameters to learn, and make the optimiser."""
         chooses = self.freezes_last_stage or self.frozen is not None
-        layers = affine_layers(self.model)
+        layers = layers_with_parameters(self.model) if self.learns_everything else affine_layers(self.model)
         frozen = last_stage(self.model, layers, self.frozen) if chooses and layers else set()
         for name, layer in layers.items():
-            for kind in ("weight", "bias"):
+            for kind in list(layer._parameters) if self.learns_everything else ("weight", "bias"):
                 parameter = getattr(layer, kind, None)
                 if parameter is None or name in frozen or any(parameter is p for p in self.learned.values()):
+                    continue
+                if not parameter.is_floating_point():
                     continue
                 if parameter.dtype == torch.float16:
                     raise ValueError(
@@ -104,34 +113,51 @@ class Learner(Adapter):
 
     # --- what a method overrides --------------------------------------------------------------------------------------
 
-    @abstractmethod
     def loss(self, predictions: Predictions, memory: dict[str, Any], learned: dict[str, Tensor]) -> Tensor | None:
-        """Return what to minimise on a batch; None if nothing can be learned from it.
+        """Return what to minimise on a batch; None if nothing can be learned from it. See ``batch_loss`` too.
 
         Args:
             predictions: of the batch.
             memory: of the adapter, or of the state of a surrogate that unrolls a step.
             learned: the parameters, by name.
         """
+        raise NotImplementedError(f"{type(self).__name__} has none of loss, batch_loss and step.")
+
+    def batch_loss(
+        self, inputs: Inputs, predictions: Predictions, memory: dict[str, Any], learned: dict[str, Tensor], run: Run
+    ) -> Tensor | None:
+        """Return what to minimise on a batch. Override it in place of ``loss`` where it needs more passes than one.
+
+        Args:
+            inputs: the batch.
+            predictions: of the batch.
+            memory: as for ``loss``.
+            learned: the parameters, by name.
+            run: runs the model on other inputs, or under other parameters than these.
+        """
+        return self.loss(predictions, memory, learned)
 
     def step(self, inputs: Inputs, predictions: Predictions) -> bool:
         """Take one step down the loss; return whether one was taken."""
-        loss = self.loss(predictions, self.memory, dict(self.learned))
+        loss = self.batch_loss(inputs, predictions, self.memory, dict(self.learned), self.run_with)
         return loss is not None and self.take_step(self.gradients_of(loss))
 
-    def unroll(
-        self, logits: Callable[[dict[str, Tensor]], Tensor], state: dict[str, Any], inputs: Inputs
-    ) -> dict[str, Tensor]:
+    def unroll(self, run: Run, state: dict[str, Any], inputs: Inputs) -> dict[str, Tensor]:
         """Return the learned parameters after one step, as a differentiable function of the batch.
 
         Args:
-            logits: returns the batch's logits under given learned parameters.
+            run: runs the model on inputs, under given learned parameters.
             state: a snapshot with the parameters, memory and optimiser before the step.
             inputs: the batch.
         """
         with torch.enable_grad():
             learned = self.leaf_parameters(state)
-            loss = self.loss(Predictions.of(logits(learned), inputs.valid), state["memory"], learned)
+
+            def run_leaves(images: Inputs, other: dict[str, Tensor] | None = None) -> Any:
+                return run(images, learned if other is None else other)
+
+            predictions = self.predictions_of(inputs, run(inputs, learned))
+            loss = self.batch_loss(inputs, predictions, state["memory"], learned, run_leaves)
             if loss is None:
                 return {}
             gradients = torch.autograd.grad(loss, list(learned.values()), create_graph=True, allow_unused=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Any, ClassVar
 
 import torch
@@ -11,6 +10,7 @@ from torch import Tensor, nn
 
 from ._call import Inputs, Predictions, mean_over
 from ._check_state import Values
+from ._method import Run
 from ._registry import register
 from ._unroll import optimizer_step
 from .learner import Learner, sam_perturbation
@@ -87,13 +87,11 @@ class SAR(Learner):
         reliable = self._reliable(predictions)
         return mean_over(predictions.entropy(), reliable) if bool(reliable.any()) else None
 
-    def unroll(
-        self, logits: Callable[[dict[str, Tensor]], Tensor], state: dict[str, Any], inputs: Inputs
-    ) -> dict[str, Tensor]:
+    def unroll(self, run: Run, state: dict[str, Any], inputs: Inputs) -> dict[str, Tensor]:
         """Return the parameters after one SAM step; its perturbation is a constant, and a reset is left out."""
         with torch.enable_grad():
             learned = self.leaf_parameters(state)
-            predictions = Predictions.of(logits(learned), inputs.valid)
+            predictions = self.predictions_of(inputs, run(inputs, learned))
             reliable = self._reliable(predictions)
             if not bool(reliable.any()):
                 return {}
@@ -102,7 +100,7 @@ class SAR(Learner):
                 name: (p + move).detach().requires_grad_()
                 for (name, p), move in zip(learned.items(), sam_perturbation(gradients, self.rho), strict=True)
             }
-            predictions = Predictions.of(logits(perturbed), inputs.valid)
+            predictions = self.predictions_of(inputs, run(inputs, perturbed))
             reliable = reliable & self._reliable(predictions)
             if not bool(reliable.any()):
                 return {}

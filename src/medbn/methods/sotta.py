@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any, ClassVar
 
@@ -14,6 +13,7 @@ from .. import policies
 from .._errors import unknown_name
 from ._call import Inputs, Predictions, mean_over
 from ._check_state import Values, check_count, check_images
+from ._method import Run
 from ._registry import register
 from .learner import Learner
 
@@ -128,9 +128,7 @@ class SoTTA(Learner):
     def _entropy(self, inputs: Inputs) -> Tensor | None:
         return self.loss(self.predict_again(inputs), self.memory, dict(self.learned))
 
-    def unroll(
-        self, logits: Callable[[dict[str, Tensor]], Tensor], state: dict[str, Any], inputs: Inputs
-    ) -> dict[str, Tensor]:
+    def unroll(self, run: Run, state: dict[str, Any], inputs: Inputs) -> dict[str, Tensor]:
         """Raise: which images enter the memory is no smooth function of the batch."""
         raise ValueError(
             "SoTTA cannot be unrolled: it learns from its memory, not from the batch at hand; use unroll=0."
