@@ -20,6 +20,7 @@ from _pieces import Pieces, add_options, run, select_attacks, shuffled
 from medbn import bench, cli
 from medbn.bench import DEFENCES, Recipe
 from medbn.data import find_root
+from reproduce import PIECES
 
 EVERY = ("source", "tebn", "tent", "eta", "eata", "sar", "sotta", "sema", "mdia")
 OTHERS = ("tent", "eta", "sar", "sotta", "sema", "mdia")
@@ -68,9 +69,16 @@ def cifar10() -> Pieces:
         "knowledge": [shuffled("knowledge", data, (1, 2, 3, 4), batches=1)],
         "architectures": [shuffled("architectures", data, batches=1)],
         "changed-methods": [
-            shuffled("no-attack", data, methods=again, batches=10),
             shuffled("targeted-instant", data, (1, 2, 3, 4), methods=again, batches=1),
             shuffled("indiscriminate-instant", data, methods=again, batches=1),
+            shuffled("cumulative", data, methods=again, batches=3, corruptions=FAMILIES),
+            shuffled("no-attack", data, methods=again, batches=10),
+        ],
+        "frost": [
+            *(recipe.narrow(corruptions=("frost",)) for name in ("instant", "worst-case") for recipe in PIECES[name]),
+            shuffled(
+                "no-attack", data, methods=tuple(m for m in EVERY if m != "eata"), batches=10, corruptions=("frost",)
+            ),
         ],
         "cumulative": [shuffled("cumulative", data, batches=3)],
         "sizes": [shuffled(f"{name}-indiscriminate", data, batches=1) for name in ("malicious", "batch-size")],
