@@ -126,6 +126,33 @@ def test_an_error_in_one_process_is_raised_after_the_other_cells_have_finished(t
     assert [len(batches) for batches in stored_metrics(tmp_path / "x.db").values()] == [3, 3]  # TeBN's
 
 
+@pytest.mark.slow
+def test_cells_in_turns_have_as_many_batches_when_time_is_over_and_the_numbers_of_one_after_the_other(tmp_path, tiny):
+    place, counts = bench.Place(threads=1), []
+
+    def stop(event: bench.Event) -> None:
+        if event.kind == "batch":
+            counts.append(event.cell)
+            if len(counts) == 6:
+                raise KeyboardInterrupt
+
+    executor = bench.InTurns(place)
+    with pytest.raises(KeyboardInterrupt):
+        bench.run(tiny, tmp_path / "turns.db", place=place, executor=executor, on_event=stop)
+    assert [counts.count(cell) for cell in tiny.cells()] == [2, 2, 1, 1]
+    assert bench.run(tiny, tmp_path / "turns.db", place=place, executor=executor)
+    bench.run(tiny, tmp_path / "one.db", place=place)
+    assert stored_metrics(tmp_path / "turns.db") == stored_metrics(tmp_path / "one.db")
+
+
+def test_in_turns_an_error_in_one_cell_leaves_the_others_alone(tmp_path, tiny):
+    broken = replace(tiny, options={"tent": {"lr": -1.0}})
+    executor = bench.InTurns(bench.Place())
+    with pytest.raises(ValueError, match=r"tent .*learning rate"):
+        executor.run([(cell, 1) for cell in broken.cells()], tmp_path / "x.db", lambda event: None)
+    assert [len(batches) for batches in stored_metrics(tmp_path / "x.db").values()] == [1, 1]  # TeBN's
+
+
 class SameProcess:
     """A context of ``multiprocessing`` whose processes run to their end in ``start``, in this process."""
 

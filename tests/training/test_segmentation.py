@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.resources
+import itertools
 import math
 
 import pytest
@@ -109,6 +110,36 @@ def test_it_learns_and_reports(images):
     assert not model.training
 
 
+class Clock:
+    """A clock that moves on by an amount whenever a training step is done."""
+
+    def __init__(self, monkeypatch, seconds: float):
+        self.now, self.seconds = 0.0, seconds
+        for module in ("pace", "segmentation"):
+            monkeypatch.setattr(f"medbn.training.{module}.time.monotonic", lambda: self.now)
+
+    def tick(self) -> None:
+        self.now += self.seconds
+
+
+def test_as_many_epochs_as_fit_into_the_minutes(images, monkeypatch):
+    rates, clock, step = [], Clock(monkeypatch, 1.0), torch.optim.SGD.step
+
+    def slower_later(self):
+        step(self)
+        rates.append(self.param_groups[0]["lr"])
+        clock.seconds = 1.0 if len(rates) < 12 else 2.0
+        clock.tick()
+
+    monkeypatch.setattr(torch.optim.SGD, "step", slower_later)
+    last = train_segmentation(tiny(), images, SegmentationPlan(minutes=1, batch_size=4, lr=0.1))
+    assert len(rates) == 3 * last.number == 3 * last.epochs
+    assert 60 - 2 * 3 - 0.02 * 60 <= clock.now <= 60  # less than one more epoch of three steps would have fit
+    assert all(later < earlier for earlier, later in itertools.pairwise(rates))
+    assert rates[0] == 0.1
+    assert rates[-1] < 0.02  # one step before the end, where it is 0
+
+
 @pytest.mark.parametrize("stop_after", [1, 2])
 def test_a_stopped_run_continues_to_the_same_bits(images, tmp_path, stop_after):
     path = tmp_path / "run.checkpoint"
@@ -169,6 +200,7 @@ def test_a_diverging_loss_is_an_error(images):
         ({"backbone_factor": 0.0}, "backbone_factor"),
         ({"batch_size": 1}, "BatchNorm"),
         ({"validate_every": 0}, "validate_every"),
+        ({"minutes": 0.0}, "minutes"),
     ],
 )
 def test_wrong_plans_are_refused(wrong, words):
@@ -222,6 +254,9 @@ def test_the_file_says_what_it_was_trained_on_and_how(registered, tmp_path, caps
         (["unet-small", "--data", "squares", "--batch-size", "4", "--backbone", "x.pt"], "backbone_weights"),
         (["deeplabv3plus-resnet50", "--data", "squares", "--backbone", "no-such-file.pt"], "no-such-file.pt"),
         (["resnet-small", "--data", "digits", "--crop", "12x12"], "--crop"),
+        (["resnet-small", "--data", "digits", "--validate-every", "2"], "--validate-every"),
+        (["unet-small", "--data", "squares", "--within", "1", "--epochs", "2"], "--within"),
+        (["unet-small", "--data", "squares", "--minutes", "1", "--no-checkpoint"], "--no-checkpoint"),
         (["unet-small", "--data", "digits"], "digits"),
         (["unet-small", "--data", "cityscapes", "--root", "no-such-folder"], "cityscapes"),
     ],

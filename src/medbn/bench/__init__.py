@@ -11,7 +11,7 @@ from .cell import UNCORRUPTED, Attack, Cell, Setting, effective_attack
 from .cell_rows import ContradictionError
 from .cell_stream import in_memory_format, make_adapter
 from .events import Event
-from .executors import Executor, InProcess, Processes
+from .executors import Executor, InProcess, InTurns, Processes
 from .intervals import Interval
 from .loading import LoadedCell, load_cell
 from .merge import Merged, merge
@@ -47,6 +47,7 @@ __all__ = [
     "Event",
     "Executor",
     "InProcess",
+    "InTurns",
     "Interval",
     "LoadedCell",
     "LostClaimError",

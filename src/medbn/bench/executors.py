@@ -1,4 +1,4 @@
-"""Where cells run: in this process, or in several. Any object with the same ``run`` method works as an executor."""
+"""Where cells run, and in which order. Any object with the same ``run`` method works as an executor."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ import os
 import queue
 import signal
 import threading
+from collections import deque
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
 from multiprocessing import get_context, parent_process
 from pathlib import Path
@@ -17,7 +18,7 @@ import torch
 
 from . import user_modules
 from .cell import Cell
-from .cell_stream import run_cell
+from .cell_stream import run_batches, run_cell
 from .events import Event, OnEvent
 from .place import Place, deterministic
 from .store import LostClaimError, Store
@@ -44,6 +45,50 @@ class InProcess:
         with deterministic(self.place), Store(store) as opened:
             for cell, batches in work:
                 run_cell(cell, opened, self.place, batches, on_event)
+
+
+class InTurns:
+    """Runs cells in this process in turns, a batch of each at a time.
+
+    When time is over, all of them have as many batches. The models and captured graphs of all cells are in memory.
+    """
+
+    def __init__(self, place: Place) -> None:
+        self.place = place
+
+    def run(self, work: Work, store: Path, on_event: OnEvent) -> None:
+        """Run all cells; if one raises, the others go on, and its error is raised at the end."""
+        errors: list[Exception] = []
+        with deterministic(self.place), Store(store) as opened, ExitStack() as stack:
+            turns = deque(
+                (cell, stack.enter_context(closing(run_batches(cell, opened, self.place, batches))))
+                for cell, batches in work
+            )
+            while turns:
+                cell, events = turns.popleft()
+                event = self._next_batch(cell, events, on_event, errors)
+                if event is not None and event.kind == "batch":
+                    turns.append((cell, events))
+        if errors:
+            raise errors[0]
+
+    @staticmethod
+    def _next_batch(cell: Cell, events: Iterator[Event], on_event: OnEvent, errors: list[Exception]) -> Event | None:
+        """Run a cell until its next batch or its end; return its last event, None if it raised."""
+        while True:
+            try:
+                event = next(events, None)
+            except LostClaimError as error:  # another process continues the cell
+                errors.append(error)
+                return None
+            except Exception as error:
+                errors.append(ValueError(f"{cell.label}: {error}"))
+                return None
+            if event is None:
+                return None
+            on_event(event)
+            if event.kind == "batch":
+                return event
 
 
 class Processes:

@@ -19,6 +19,7 @@ from ._arguments import (
     natural_int,
     non_negative_float,
     positive_float,
+    positive_int,
 )
 from ._completion import complete, dataset_names, model_names
 from ._terminal import show_progress
@@ -93,13 +94,31 @@ def configure(parser: argparse.ArgumentParser) -> None:
         metavar=("LEAST", "MOST"),
         help="how images are scaled at random (default: 0.5 2)",
     )
+    dense.add_argument(
+        "--within",
+        type=positive_float,
+        metavar="MINUTES",
+        help="train for as many epochs as fit in these minutes, with a learning rate that falls to 0 within them",
+    )
+    dense.add_argument(
+        "--validate-every",
+        type=positive_int,
+        metavar="EPOCHS",
+        help="how often the mean IoU is measured (default: 5); it always is at the end",
+    )
     add_device(parser)
     add_root(parser)
+    parser.add_argument(
+        "--no-checkpoint",
+        dest="keep_checkpoint",
+        action="store_false",
+        help="keep no checkpoint: epochs are faster, and a run that is stopped starts again",
+    )
     parser.add_argument("--fresh", action="store_true", help="start again: delete the checkpoint of a stopped run")
     parser.add_argument("--quiet", action="store_true", help="print the last line alone")
 
 
-SEGMENTATION = ("backbone", "size", "crop", "scale")
+SEGMENTATION = ("backbone", "size", "crop", "scale", "within", "validate_every")
 """The options that only segmentation has."""
 CLASSIFICATION = ("schedule", "label_smoothing", "ema", "erase", "precision", "channels_last")
 """The options that only classification has."""
@@ -129,11 +148,13 @@ def run(options: argparse.Namespace) -> int | None:
         checkpoint.unlink(missing_ok=True)
     if out.is_dir() or checkpoint.is_dir():
         raise ValueError(f"{out} is a folder; give a file.")
+    if options.minutes and not options.keep_checkpoint:
+        raise ValueError("--minutes stops a run that a checkpoint continues; leave --no-checkpoint out.")
     device = choose_device(options.device)
     began = time.monotonic()
     train = _train_segmentation if segmentation else _train_classification
     try:
-        model, facts, result = train(options, device, checkpoint)
+        model, facts, result = train(options, device, checkpoint if options.keep_checkpoint else None)
     except _TimeOverError as stopped:
         print(f"{stopped}; the same command continues", file=sys.stderr)
         return UNFINISHED
@@ -153,7 +174,7 @@ Trained = tuple["nn.Module", dict[str, Any], str]
 """A trained model, what its file says about it, and the result in words."""
 
 
-def _train_classification(options: argparse.Namespace, device: str, checkpoint: Path) -> Trained:
+def _train_classification(options: argparse.Namespace, device: str, checkpoint: Path | None) -> Trained:
     from .. import data, training
 
     began = time.monotonic()
@@ -179,11 +200,14 @@ def _train_classification(options: argparse.Namespace, device: str, checkpoint: 
     return model, facts, f", {last.test_accuracy:.1%} of the test images correct"
 
 
-def _train_segmentation(options: argparse.Namespace, device: str, checkpoint: Path) -> Trained:
+def _train_segmentation(options: argparse.Namespace, device: str, checkpoint: Path | None) -> Trained:
     from .. import data, training
 
     began = time.monotonic()
-    values = _given(options, "epochs", "lr", "batch_size", "weight_decay", "crop")
+    if options.epochs is not None and options.within is not None:
+        raise ValueError("--epochs and --within both say how long to train; give one of them.")
+    values = _given(options, "epochs", "lr", "batch_size", "weight_decay", "crop", "validate_every")
+    values |= {} if options.within is None else {"minutes": options.within}
     if options.scale:
         values["scale"] = tuple(options.scale)
     if options.backbone:
@@ -211,7 +235,7 @@ def _train_segmentation(options: argparse.Namespace, device: str, checkpoint: Pa
         "class_names": ", ".join(images.classes),
         "channels": 3,
         "size": f"{height}x{width}",
-        "epochs": plan.epochs,
+        "epochs": last.number,
         "mean_iou": f"{last.mean_iou:.4f}",
         "command": _command(options),
     }
@@ -223,14 +247,14 @@ def _given(options: argparse.Namespace, *names: str) -> dict[str, Any]:
     return {name: getattr(options, name) for name in names if getattr(options, name) is not None}
 
 
-def _make_model(options: argparse.Namespace, checkpoint: Path, **sizes: Any) -> nn.Module:
+def _make_model(options: argparse.Namespace, checkpoint: Path | None, **sizes: Any) -> nn.Module:
     import torch
 
     from .. import models
 
     torch.manual_seed(options.seed)
     model = models.get(options.model, **sizes)
-    if checkpoint.exists() and not options.quiet:
+    if checkpoint and checkpoint.exists() and not options.quiet:
         print(f"continuing from {checkpoint}")
     return model
 
@@ -248,6 +272,7 @@ def _command(options: argparse.Namespace) -> str:
         "size",
         "crop",
         "scale",
+        "within",
         "backbone",
     ):
         value = getattr(options, name)
@@ -259,6 +284,6 @@ def _command(options: argparse.Namespace) -> str:
         elif name == "scale":
             words += [f"{each:g}" for each in value]
         else:
-            words.append(Path(value).name if name == "backbone" else f"{value}")
+            words.append(Path(value).name if name == "backbone" else f"{value:g}" if name == "within" else f"{value}")
     words += ["--no-channels-last"] if options.channels_last is False else []
     return shlex.join(words)

@@ -15,6 +15,7 @@ from ..confusion import confusion_matrix, mean_iou
 from ..data import IGNORE, SegmentationDataset
 from .checkpoint import describe_model, load_checkpoint, save_checkpoint
 from .crops import Crops
+from .pace import Pace
 
 
 @dataclass(frozen=True)
@@ -22,6 +23,8 @@ class SegmentationPlan:
     """The hyperparameters of a training run. The defaults are for Cityscapes at 512 × 256 and ImageNet weights."""
 
     epochs: int = 60
+    minutes: float | None = None
+    """Instead of a number of epochs: as many as fit in these minutes, with a learning rate that ends with them."""
     lr: float = 0.1
     """The learning rate of the first step."""
     backbone_factor: float = 1.0
@@ -40,9 +43,10 @@ class SegmentationPlan:
     """In every so many epochs, and in the last, the mean IoU on the validation images is measured."""
 
     def __post_init__(self) -> None:
-        for name in ("epochs", "lr", "backbone_factor", "batch_size", "validate_every"):
-            if not getattr(self, name) > 0:
-                raise ValueError(f"{name} must be above 0, got {getattr(self, name)}.")
+        for name in ("epochs", "minutes", "lr", "backbone_factor", "batch_size", "validate_every"):
+            value = getattr(self, name)
+            if value is not None and not value > 0:
+                raise ValueError(f"{name} must be above 0, got {value}.")
         if self.batch_size < 2:
             raise ValueError("batch_size must be at least 2: BatchNorm cannot be trained on one image.")
 
@@ -53,7 +57,7 @@ class SegmentationEpoch:
 
     number: int
     epochs: int
-    """The number of epochs of the run."""
+    """The number of epochs of the run; as far as it is known where the plan is for minutes."""
     loss: float
     mean_iou: float | None
     """The mean IoU on the validation images; None in epochs in which it is not measured."""
@@ -72,7 +76,8 @@ def train_segmentation(
 ) -> SegmentationEpoch:
     """Train a model in place, and return the last epoch's results.
 
-    On a CPU, the same seed gives the same bits on the same machine. On a GPU, forward passes use bfloat16.
+    On a CPU, the same seed gives the same bits on the same machine, unless the plan is for minutes. On a GPU, forward
+    passes use bfloat16, and cuDNN chooses the fastest convolutions.
 
     Args:
         model: a model whose logits are ``(B, classes, H, W)``; afterwards in eval mode, and on ``device``.
@@ -87,7 +92,7 @@ def train_segmentation(
     plan = plan or SegmentationPlan()
     if len(dataset) < plan.batch_size:
         raise ValueError(f"{dataset.name} has {len(dataset)} images, fewer than batch_size={plan.batch_size}.")
-    with torch.random.fork_rng(range(torch.cuda.device_count())):
+    with torch.random.fork_rng(range(torch.cuda.device_count())), torch.backends.cudnn.flags(benchmark=True):
         torch.manual_seed(plan.seed)  # for random numbers that the model itself draws, as dropout does
         return _train(model, dataset, plan, validation, device, checkpoint, report)
 
@@ -105,16 +110,20 @@ def _train(
     model = model.to(device).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     steps = len(dataset) // plan.batch_size
     optimizer = _make_optimizer(model, plan)
+    pace = Pace(plan.epochs, steps, plan.minutes)
     schedule = torch.optim.lr_scheduler.LambdaLR(
-        optimizer, lambda done: max(0.0, 1.0 - done / (plan.epochs * steps)) ** plan.power
+        optimizer, lambda done: max(0.0, 1.0 - pace.progress(done)) ** plan.power
     )
     generator = torch.Generator().manual_seed(plan.seed)
-    parts = {"model": model, "optimizer": optimizer, "schedule": schedule}
+    parts = {"model": model, "optimizer": optimizer, "schedule": schedule, "pace": pace}
     key = {**asdict(plan), "data": dataset.fingerprint, "model": describe_model(model)}
     start = load_checkpoint(Path(checkpoint), parts, generator, key) if checkpoint else 0
     crops = Crops(dataset, plan.crop or dataset.size, plan.scale, device)
     last: SegmentationEpoch | None = None
-    for number in range(start + 1, plan.epochs + 1):
+    number, validation_seconds, saving_seconds = start, 0.0, 0.0
+    crops.load()
+    while number < pace.epochs:
+        number += 1
         began = time.monotonic()
         model.train()
         total_loss = torch.zeros((), device=device)
@@ -129,16 +138,23 @@ def _train(
             total_loss += loss.detach()
         if not torch.isfinite(total_loss):
             raise ValueError(f"the loss is no longer finite in epoch {number}; try a smaller lr than {plan.lr}.")
-        measure = number == plan.epochs or number % plan.validate_every == 0
+        trained = time.monotonic()
+        other = validation_seconds / plan.validate_every + saving_seconds
+        pace.fit(number, trained - began + other, validation_seconds)
+        measure = number == pace.epochs or number % plan.validate_every == 0
         iou = _measure_iou(model, validation, device) if measure else None
-        last = SegmentationEpoch(number, plan.epochs, total_loss.item() / steps, iou, time.monotonic() - began)
+        if iou is not None:
+            validation_seconds = time.monotonic() - trained
+        last = SegmentationEpoch(number, pace.epochs, total_loss.item() / steps, iou, time.monotonic() - began)
         if checkpoint:
+            saving = time.monotonic()
             save_checkpoint(Path(checkpoint), parts, generator, key, number)
+            saving_seconds = time.monotonic() - saving
         if report:
             report(last)
     model.eval()
     if last is None:  # the checkpoint holds all epochs
-        last = SegmentationEpoch(plan.epochs, plan.epochs, float("nan"), _measure_iou(model, validation, device), 0.0)
+        last = SegmentationEpoch(number, number, float("nan"), _measure_iou(model, validation, device), 0.0)
     return last
 
 

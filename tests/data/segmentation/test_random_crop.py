@@ -40,6 +40,29 @@ def test_the_crop_shows_its_labels(size):
     assert padded > 0
 
 
+@pytest.mark.parametrize("size", [(48, 64), (20, 100)])
+def test_a_batch_of_crops_is_what_torch_interpolates(size):
+    generator = torch.Generator().manual_seed(4)
+    images = torch.randint(256, (6, 3, 48, 64), generator=generator, dtype=torch.uint8)
+    labels = 256 + torch.arange(48 * 64).view(1, 48, 64).expand(6, -1, -1)
+    places = data.draw_crops(6, (48, 64), size, generator)
+    crops, crop_labels = data.cut_crops(images, labels, places, size, fill=9)
+    for image, crop, numbers, ((top, rows, height, above, _), (left, columns, width, before, flipped)) in zip(
+        images, crops, crop_labels, places.tolist(), strict=True
+    ):
+        part = image[None, :, top : top + rows, left : left + columns].float()
+        expected = F.interpolate(part, (height, width), mode="bilinear", antialias=True, align_corners=False)[0]
+        inside = crop[:, above : above + height, before : before + width].float()
+        expected = expected.flip(2) if flipped else expected
+        torch.testing.assert_close(inside, expected, atol=0.51, rtol=0)
+        assert (numbers != data.IGNORE).sum() == height * width
+        assert crop.float().sum() == inside.sum() + 9 * 3 * (size[0] * size[1] - height * width)
+        row, column = divmod(int(numbers[above + height // 2, before + width // 2]) - 256, 64)
+        centre = width - 1 - width // 2 if flipped else width // 2
+        assert abs(row + 0.5 - top - (height // 2 + 0.5) * rows / height) <= 0.5
+        assert abs(column + 0.5 - left - (centre + 0.5) * columns / width) <= 0.5
+
+
 def test_without_scaling_and_flip_the_crop_is_a_window():
     generator = torch.Generator().manual_seed(2)
     image = torch.arange(3 * 40 * 60).remainder(251).to(torch.uint8).view(3, 40, 60)

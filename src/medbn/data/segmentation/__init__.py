@@ -5,7 +5,7 @@ from .class_table import ClassTable
 from .dataset import IGNORE, SegmentationDataset, segmentation_from_tensors
 from .folder import find_opener, load_segmentation_folder
 from .generated import is_generated_segmentation, load_generated_segmentation
-from .random_crop import random_crop
+from .random_crop import cut_crops, draw_crops, random_crop
 
 __all__ = [
     "IGNORE",
@@ -13,6 +13,8 @@ __all__ = [
     "SegmentationDataset",
     "camvid",
     "cityscapes",
+    "cut_crops",
+    "draw_crops",
     "find_opener",
     "is_generated_segmentation",
     "load_generated_segmentation",
