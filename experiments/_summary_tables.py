@@ -1,4 +1,4 @@
-"""The tables of docs/results.md."""
+"""The tables of docs/results.md and of README.md."""
 
 from __future__ import annotations
 
@@ -81,3 +81,16 @@ def summary_cost() -> Rows:
 def summary_paper() -> Rows:
     """Return the comparison with the paper for TeBN."""
     return [["TeBN, BatchNorm → MedBN", "paper", "here"], *(list(row) for row in beside_paper("tebn"))]
+
+
+@table("readme")
+def readme() -> Rows:
+    """Return the error without attack, and the targeted attack on the paper's defence, ours and none."""
+    rows = [["", "error without attack", "targets hit, the paper's attack", "targets hit, worst of three gradients"]]
+    for estimator, label in (("mean", "TeBN with BatchNorm"), ("median", "TeBN with MedBN, the paper's")):
+        exact, *_, worst = gradients_of(
+            pick("worst-case", objective="targeted", method="tebn", estimator=estimator), estimator, rate
+        )
+        rows.append([label, error(pick("no-attack", method="tebn", estimator=estimator)), exact, worst])
+    ours = next(row for row in past() if "prior" in row[0])
+    return [*rows, ["`medbn.adapt(model)`", ours[1], ours[2], ours[2]]]

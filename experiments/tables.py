@@ -1,4 +1,4 @@
-"""What do the committed stores say? Every table of docs/results.md and docs/results/ that is made from them.
+"""What do the committed stores say? Every table of README.md, docs/results.md and docs/results/ that is made from them.
 
     python experiments/tables.py             # print them
     python experiments/tables.py --write     # write them into the pages, between their marks
@@ -17,7 +17,7 @@ import _summary_tables  # noqa: F401
 from _stored import REPOSITORY, TABLES, Rows
 from medbn import cli
 
-PAGES = ("docs/results.md", "docs/results/cifar10-c.md")
+PAGES = ("README.md", "docs/results.md", "docs/results/cifar10-c.md")
 
 
 def markdown(rows: Rows) -> str:
