@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from medbn import analysis, cli
@@ -56,6 +58,13 @@ def test_captions_say_data_sizes_model_and_attack(settings):
     for value in ("data", "model", "batch_size", "malicious", "steps", "objective", "method"):
         assert str(settings_described[value]) in caption
     assert "ε = 1 and 8/255" in caption
+
+
+def test_a_figure_of_one_corruption_says_the_one_that_is_shown(settings):
+    described = replace(settings, corruptions=("fog", "contrast")).describe()
+    caption = analysis.describe(analysis.Numbers("own", described, []))
+    assert "fog of severity 5" in caption
+    assert "corruptions" not in caption
 
 
 def test_every_figure_says_what_it_shows():

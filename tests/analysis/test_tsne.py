@@ -49,6 +49,19 @@ def test_every_panel_has_a_point_per_image(numbers):
     assert [panel["layer"] for panel in numbers.details["panels"][: len(SHOWN)]] == SHOWN
 
 
+def test_many_layers_are_drawn_in_bands_of_a_page(numbers):
+    pytest.importorskip("sklearn")
+    figure = pytest.importorskip("matplotlib.figure").Figure()
+    panel = numbers.details["panels"][0]
+    layers = [f"bn{number}" for number in range(9)]
+    rows = [{**numbers.rows[0], "layer": layer} for layer in layers]
+    many = replace(numbers, rows=rows, details={**numbers.details, "panels": [{**panel, "layer": la} for la in layers]})
+    analysis.draw(many, figure, analysis.THEMES["light"])
+    assert [axis.axison for axis in figure.axes] == 9 * [True] + [False]  # two rows of five
+    assert [text.get_text() for axis in figure.axes for text in axis.texts] == layers
+    assert analysis.get("tsne").size(many)[0] <= 7
+
+
 def test_embeddings_are_repeatable(settings, numbers):
     pytest.importorskip("sklearn")
     again = replace(settings, estimators=("mean", "median"), epsilons=(1.0,))

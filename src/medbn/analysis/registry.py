@@ -96,7 +96,8 @@ def _measure(figure: Figure, experiment: Experiment) -> Numbers:
 def numbers_key(name: str, experiment: Experiment) -> str:
     """Return a hash of everything that the numbers of a figure depend on."""
     figure = get(name)
-    settings = json.dumps(experiment.settings.describe(), sort_keys=True)
+    corruptions = list(experiment.settings.corruptions or [experiment.settings.corruption])
+    settings = json.dumps({**experiment.settings.describe(), "corruptions": corruptions}, sort_keys=True)
     cells = (figure.cells or _tebn_cells)(experiment) if figure.on_data else ()
     return digest(name, str(figure.version), settings, *(experiment.load(cell).key for cell in cells))
 

@@ -81,12 +81,15 @@ class Settings:
         return self.corruptions[0] if self.corruptions else "gaussian_noise"
 
     def describe(self) -> dict[str, Any]:
-        """Return plain values that say what was measured, without paths of this machine."""
+        """Return plain values that say what was measured, without paths of this machine.
+
+        A figure that shows several corruptions says itself which.
+        """
         setting = self.setting
         return {
             "data": setting.data.rstrip("/").rpartition("/")[2],
             "model": setting.model,
-            "corruptions": list(self.corruptions or [self.corruption]),
+            "corruptions": [self.corruption],
             "severity": setting.severity,
             "batch_size": setting.batch_size,
             "malicious": setting.malicious,

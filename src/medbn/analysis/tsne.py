@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import importlib.util
+import math
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +16,7 @@ from .experiment import Experiment, visit_layers
 from .numbers import Numbers
 from .registry import Figure, register
 from .separation import PERMUTATIONS, principal_components, separation
-from .theme import COLUMN, Theme, estimator_label
+from .theme import COLUMN, PAGE, Theme, estimator_label
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -27,7 +28,10 @@ COMPONENTS = 50
 PERPLEXITY = 30.0
 
 PANEL = 1.28
-"""Width and height of a panel, in inches."""
+"""Width and height of a panel, in inches, where there are few."""
+
+ACROSS = 7
+"""Panels in a row at most: more layers are drawn in several bands, one below the other."""
 
 
 def measure(experiment: Experiment) -> Numbers:
@@ -104,28 +108,46 @@ def decode_components(components: dict[str, Any]) -> Any:
 
 
 def draw(numbers: Numbers, canvas: FigureBase, theme: Theme) -> None:
-    """Draw a panel per layer: columns are layers, rows are estimators, once for each ε."""
+    """Draw a panel per layer: columns are layers, rows estimators, once for each ε; many layers take several bands."""
     panels = numbers.details["panels"]
     if any("points" not in panel for panel in panels):
         raise ImportError("t-SNE needs scikit-learn: pip install 'medbn[figures]'.")
     epsilons, names = numbers.distinct("epsilon"), numbers.distinct("estimator")
-    layers = list(dict.fromkeys(panel["layer"] for panel in panels))
+    bands = split_layers(shown_layers(numbers))
     found = {(panel["epsilon"], panel["estimator"], panel["layer"]): panel["points"] for panel in panels}
     colours = theme.series(names)
-    axes = canvas.subplots(len(epsilons) * len(names), len(layers), squeeze=False)
-    for place, (epsilon, name) in enumerate((e, n) for e in epsilons for n in names):
-        for axis, layer in zip(axes[place], layers, strict=True):
+    rows = [(epsilon, band, name) for epsilon in epsilons for band in bands for name in names]
+    axes = canvas.subplots(len(rows), len(bands[0]), squeeze=False)
+    for place, (line, (epsilon, band, name)) in enumerate(zip(axes, rows, strict=True)):
+        for axis in line[len(band) :]:
+            axis.set_axis_off()
+        for axis, layer in zip(line, band, strict=False):
             _draw_panel(axis, found[epsilon, name, layer], numbers.details["malicious"], theme)
             (row,) = numbers.select(epsilon=epsilon, estimator=name, layer=layer)
             star = "*" if row["separate"] else ""
             axis.set_title(f"{round(row['silhouette'], 2) + 0.0:.2f}{star}".replace("-", "−"), fontsize=6.5, pad=2)
-            if place == 0:
+            if place == 0 or (len(bands) > 1 and name == names[0]):
                 top = {"xycoords": "axes fraction", "xytext": (0, 11), "textcoords": "offset points"}
-                axis.annotate(layer, (0.5, 1.0), ha="center", fontsize=7.5, **top)
+                axis.annotate(layer, (0.5, 1.0), ha="center", fontsize=7.5 if len(bands) == 1 else 6.5, **top)
         label = f"{estimator_label(name)}\nε = {epsilon_label(epsilon)}"
-        axes[place][0].set_ylabel(label, color=colours[name]["color"])
+        line[0].set_ylabel(label, color=colours[name]["color"])
     benign, malicious = _draw_panel(axes[0][0], [], [], theme)
     canvas.legend([benign, malicious], ["benign images", "malicious images"], loc="outside upper center", ncols=2)
+
+
+def shown_layers(numbers: Numbers) -> list[str]:
+    """Return the layers that have panels, in order."""
+    return list(dict.fromkeys(panel["layer"] for panel in numbers.details["panels"]))
+
+
+def split_layers(layers: list[str]) -> list[list[str]]:
+    """Return layers in as few bands as a page has room for, of about the same length; the first is the longest.
+
+    >>> [len(band) for band in split_layers([f"bn{number}" for number in range(9)])]
+    [5, 4]
+    """
+    across = math.ceil(len(layers) / math.ceil(len(layers) / ACROSS))
+    return [layers[start : start + across] for start in range(0, len(layers), across)]
 
 
 def _draw_panel(axis: Axes, points: list[list[float]], malicious: list[bool], theme: Theme) -> tuple[Any, Any]:
@@ -148,10 +170,11 @@ def _draw_panel(axis: Axes, points: list[list[float]], malicious: list[bool], th
 
 def size(numbers: Numbers) -> tuple[float, float]:
     """Return a width and a height that give every panel the same size."""
-    panels = numbers.details["panels"]
-    across = len({panel["layer"] for panel in panels})
-    down = len(panels) // across
-    return max(COLUMN, PANEL * across + 0.4), (PANEL + 0.17) * down + 0.5
+    bands = split_layers(shown_layers(numbers))
+    across = len(bands[0])
+    rows = len(bands) * len(numbers.distinct("epsilon")) * len(numbers.distinct("estimator"))
+    panel = min(PANEL, (PAGE - 0.4) / across)
+    return max(COLUMN, panel * across + 0.4), (panel + 0.17) * rows + 0.5
 
 
 def caption(numbers: Numbers) -> str:
