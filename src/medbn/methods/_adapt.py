@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 from torch.nn.parameter import is_lazy
 
-from .. import estimators
+from .. import distributed, estimators
 from .._errors import unknown_name
 from ..convert import Names, convert
 from ..distributed import Group
@@ -58,7 +58,8 @@ def adapt(
             it is switched to eval(). Otherwise a copy is adapted, and the caller's model stays as it is.
         include: make only these BatchNorm layers robust; see ``medbn.convert``.
         exclude: never make these robust.
-        group: the processes that call the adapter together, each with its part of a batch; as in ``medbn.convert``.
+        group: the processes that call the adapter together, each with its part of a batch; as in ``medbn.convert``. Its
+            state is then the same in all of them. docs/scale.md has more.
         method_options: the method's options, which ``medbn.methods.options(method)`` lists and its class explains.
 
     >>> import torch, medbn
@@ -87,14 +88,16 @@ def adapt(
         estimator = estimators.get(estimator)
     # An iterator is consumed once, and in-place adaptation needs its contents twice.
     method_options = {n: list(value) if isinstance(value, Iterator) else value for n, value in method_options.items()}
-    robust = has_batch_norm(model)
+    robust, processes = has_batch_norm(model), distributed.get(group)
     if kind.adapts and not robust:
-        _check_without_batch_norm(model, kind, estimator, include, exclude, group)
+        _check_without_batch_norm(model, kind, estimator, include, exclude)
     copied = copy.deepcopy(model)
     for each in (copied, model) if inplace else (copied,):  # what can fail fails on the copy
         if kind.adapts and robust:
             _make_robust(each, estimator, include, exclude, group)
-        adapter = kind(each, **{**kind.presets.get(preset, {}), **method_options}).begin()
+        adapter = kind(each, **{**kind.presets.get(preset, {}), **method_options})
+        adapter.given_group = processes
+        adapter.begin()
     if kind.adapts and not robust:
         warnings.warn(
             f"{type(model).__name__} has no BatchNorm, so there are no batch statistics to make robust;"
@@ -105,7 +108,7 @@ def adapt(
 
 
 def _check_without_batch_norm(
-    model: nn.Module, kind: type[Adapter], estimator: Estimator | None, include: Names, exclude: Names, group: Any
+    model: nn.Module, kind: type[Adapter], estimator: Estimator | None, include: Names, exclude: Names
 ) -> None:
     """Raise an error if a model without BatchNorm has nothing to adapt, or for options that it has no use for."""
     name = type(model).__name__
@@ -115,7 +118,7 @@ def _check_without_batch_norm(
             f"{name} has no BatchNorm layer, and {kind.label} adapts nothing but batch statistics;"
             f" for such a model there are {', '.join(others)}."
         )
-    given = {"estimator": estimator, "include": include, "exclude": exclude, "group": group}
+    given = {"estimator": estimator, "include": include, "exclude": exclude}
     for option, value in given.items():
         if value is not None:
             raise ValueError(

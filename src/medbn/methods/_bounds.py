@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -51,7 +52,7 @@ class Bounds:
         if not floating:
             raise TypeError("bounds= is for floating point images, and this call has none; convert them first.")
         place, images = next(iter(floating.items()))
-        rows = images.detach().reshape(inputs.size, -1)
+        rows = images.detach().reshape(inputs.size, math.prod(images.shape[1:]))
         inside = (rows.amin(dim=1) >= self.low) & (rows.amax(dim=1) <= self.high)
         if inputs.valid is not None:
             inside = inside | ~inputs.valid.to(inside.device)

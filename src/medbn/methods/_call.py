@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import math
 from collections.abc import Callable, Mapping, MutableMapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -13,7 +14,9 @@ from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
 from .._isolate import check_mask
+from ..distributed import gather_rows
 from ..kernels import view_per_image
+from ._part import Part
 
 if TYPE_CHECKING:
     from .base import Adapter
@@ -23,28 +26,36 @@ LogitsOption = str | int | Callable[[Any], Tensor] | None
 
 
 class Inputs(NamedTuple):
-    """The arguments of one call. Tensors whose first dimension is the batch size have one entry per image."""
+    """The arguments of one call. Tensors whose first dimension is the batch size have one entry per image.
+
+    In a process group a call has a part of the batch: ``total``, ``gather`` and ``own`` are about all of it. Whatever
+    the state depends on is computed from all of it, in all processes alike.
+    """
 
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     size: int
-    """The batch size."""
+    """The batch size: how many images this process has."""
     valid: Tensor | None
     """``(size,)`` mask of the images that are not padding; None if there is no padding."""
+    part: Part | None = None
+    """What part of a batch this is, in a process group."""
 
     @classmethod
-    def of(cls, args: tuple[Any, ...], kwargs: dict[str, Any], valid: Tensor | None = None) -> Inputs:
-        """Check the arguments of a call and determine its batch size."""
+    def of(
+        cls, args: tuple[Any, ...], kwargs: dict[str, Any], valid: Tensor | None = None, *, empty: bool = False
+    ) -> Inputs:
+        """Check the arguments of a call and determine its batch size, which may be 0 if ``empty`` says so."""
         refuse_inference_mode()
         tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor) and leaf.dim() > 0]
         if not tensors:
             raise TypeError("expected a batch: at least one tensor argument with a batch dimension.")
         size = tensors[0].shape[0]
-        if size == 0:
+        if size == 0 and not empty:
             raise ValueError(f"cannot adapt on an empty batch: the input has shape {tuple(tensors[0].shape)}.")
         if valid is not None:
             check_mask(valid, size)
-            if not bool(valid.any()):
+            if not empty and not bool(valid.any()):
                 raise ValueError("valid marks no image; there is nothing to predict or to adapt on.")
         args, kwargs, valid = tree_map(_copy_inference_tensor, (args, kwargs, valid))
         return cls(args, kwargs, size, None if valid is None else valid.to(tensors[0].device))
@@ -55,16 +66,64 @@ class Inputs(NamedTuple):
         return {str(position): leaf for position, leaf in leaves if _has_images(leaf, self.size)}
 
     def with_images(self, images: dict[str, Tensor], size: int) -> Inputs:
-        """Return the same call with other images, none of them padding."""
+        """Return the same call with other images, none of them padding; in a group, with other ones of its own."""
         leaves, structure = tree_flatten((self.args, self.kwargs))
         leaves = [images.get(str(position), leaf) for position, leaf in enumerate(leaves)]
         args, kwargs = tree_unflatten(leaves, structure)
-        return Inputs(args, kwargs, size, None)
+        return Inputs(args, kwargs, size, None, self.part)
+
+    def divide(self, images: dict[str, Tensor], size: int) -> Inputs:
+        """Return the same call with a batch of other images, which all processes have, and which they divide."""
+        if self.part is None:
+            return self.with_images(images, size)
+        part = self.part.divide(size)
+        own = {place: tensor[part.own] for place, tensor in images.items()}
+        return self.with_images(own, part.counts[part.group.rank])._replace(part=part)
+
+    def first(self, count: int) -> Inputs:
+        """Return the same call with the first images of the batch, none of them padding."""
+        part = None if self.part is None else self.part.first(count)
+        own = min(count, self.size) if part is None else part.counts[part.group.rank]
+        return self.with_images({p: t[:own] for p, t in self.images().items()}, own)._replace(part=part)
+
+    @property
+    def total(self) -> int:
+        """How many images the batch has: in all processes, if there are several."""
+        return self.size if self.part is None else self.part.total
+
+    def gather(self, rows: Tensor) -> Tensor:
+        """Return the rows of all images of the batch, from those of this process: one per image of its own."""
+        return rows if self.part is None else self.part.gather(rows)
+
+    def own(self, rows: Tensor) -> Tensor:
+        """Return the rows of this process's images, from those of all images of the batch."""
+        return rows if self.part is None else rows[self.part.own]
+
+    def total_of(self, count: Tensor) -> Tensor:
+        """Return the sum over the processes of a number that each has."""
+        return count if self.part is None else self.part.group.all_reduce(count)
+
+    def count_finite(self, output: Any) -> Tensor:
+        """Return how many images of the batch have a finite output and are no padding."""
+        return self.total_of(self.finite_images(output).sum())
+
+    def gather_images(self, chosen: Tensor) -> dict[str, Tensor]:
+        """Return the images of the batch that a mask over all of it marks."""
+        own = self.own(chosen)
+        images = {place: tensor.detach()[own.to(tensor.device)] for place, tensor in self.images().items()}
+        if self.part is None:
+            return images
+        counts = [int(mask.sum()) for mask in torch.split(chosen, list(self.part.counts))]
+        return {place: gather_rows(tensor, self.part.group, counts) for place, tensor in images.items()}
 
     def keep_only(self, usable: Tensor) -> Inputs:
-        """Return the same call with zeros for the images that a mask does not mark, which count as padding."""
+        """Return the same call with zeros for the images that a mask does not mark, which count as padding.
+
+        The mask is over all images of the batch.
+        """
         if bool(usable.all()):
             return self
+        usable = self.own(usable)
         images = {
             place: torch.where(view_per_image(usable.to(x.device), x), x, torch.zeros_like(x))
             for place, x in self.images().items()
@@ -72,8 +131,11 @@ class Inputs(NamedTuple):
         return self.with_images(images, self.size)._replace(valid=usable)
 
     def join_usable(self, usable: Tensor, earlier: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Return the images that a mask marks, after earlier ones if those have the same shape."""
-        images = {place: tensor.detach()[usable.to(tensor.device)] for place, tensor in self.images().items()}
+        """Return the images of the batch that are marked, after earlier ones if those have the same shape.
+
+        The mask is over the images of this process.
+        """
+        images = self.gather_images(self.gather(usable))
         if earlier.keys() == images.keys() and all(earlier[p].shape[1:] == images[p].shape[1:] for p in images):
             images = {place: torch.cat([earlier[place], new]) for place, new in images.items()}
         return images
@@ -84,7 +146,7 @@ class Inputs(NamedTuple):
         Where the output consists of several tensors, one finite tensor is enough: a mask of −inf is legitimate.
         """
         tensors = [leaf.detach() for leaf in tree_leaves(output) if _has_images(leaf, self.size)]
-        masks = [leaf.reshape(self.size, -1).isfinite().all(dim=1) for leaf in tensors]
+        masks = [leaf.reshape(self.size, math.prod(leaf.shape[1:])).isfinite().all(dim=1) for leaf in tensors]
         finite = torch.stack(masks).any(dim=0) if masks else torch.ones(self.size, dtype=torch.bool)
         return finite if self.valid is None else finite & self.valid.to(finite.device)
 

@@ -60,7 +60,7 @@ class Journal:
     def __init__(self, adapter: Stateful) -> None:
         layers = adapter.layers.values()
         self.contexts = list_contexts(layers)
-        self.resets = adapter.resets
+        self.resets, self.state_changes = adapter.resets, adapter.state_changes
         self.averages = [(layer._buffers["ema_mean"], layer._buffers["ema_var"]) for layer in layers]
         self.values: dict[str, Any] | None = None
 
@@ -76,7 +76,7 @@ class Journal:
     def undo(self, adapter: Stateful) -> None:
         """Return the adapter to what it was. May be repeated if an exception interrupts it."""
         remove_other_contexts(self.contexts)
-        adapter.resets = self.resets
+        adapter.resets, adapter.state_changes = self.resets, self.state_changes
         for layer, (mean, var) in zip(adapter.layers.values(), self.averages, strict=True):
             layer._buffers["ema_mean"], layer._buffers["ema_var"] = mean, var
         for name, parameter in adapter.learned.items():  # a surrogate puts others in their place

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from .. import kernels
+from ..distributed import Group, gather_rows
 from ..layers import RobustBatchNorm
 from ._changes import SHARE, changed_share, image_features, lowest_rank, rank_table, round_age
 from ._check_state import Values, check_count, check_tensor
@@ -256,7 +257,7 @@ class Choice:
         """Return the statistics that a layer normalises with."""
         if self._declared is None:
             with torch.no_grad():
-                self._declared = self._decide(x, layer._valid)
+                self._declared = self._decide(x, layer._valid, layer._active_group)
         if layer not in self._estimated:
             self._estimated[layer] = centre.detach(), variance.detach()
         prior, fallback = self._priors(layer)
@@ -272,12 +273,14 @@ class Choice:
             chosen.append(torch.where(declared, _mix(new, source, fallback), old))
         return chosen[0], chosen[1]
 
-    def _decide(self, x: Tensor, valid: Tensor | None) -> Tensor:
+    def _decide(self, x: Tensor, valid: Tensor | None, group: Group | None) -> Tensor:
         """Choose a memory for the batch, and return whether a change is declared because none fits."""
         tensors, count = self._tensors, self._settings.memories
         features = image_features(x).to(tensors["averages"])
         usable = features.isfinite().all(dim=1)
         usable = usable if valid is None else usable & valid.to(usable.device)
+        if group is not None:
+            features, usable = gather_rows(features, group), gather_rows(usable, group)
         medians = tensors.get("medians", features.new_zeros(count, features.shape[1]))
         shares, enough = changed_share(features, medians, usable, tensors["tables"])
         changed = enough & ((shares > SHARE) | ~tensors["known"])

@@ -26,7 +26,10 @@ def warn_if_scaled(adapter: Adapter, inputs: Inputs) -> None:
     """
     images = [image for image in inputs.images().values() if image.is_floating_point() and image.dim() >= 3]
     layers = [layer for layer in adapter.layers.values() if layer.running_var is not None]
-    if not images or not layers or not bool(images[0].amax() > LARGE):
+    if not images or not layers:
+        return
+    large = (images[0].detach() > LARGE).any().long()
+    if not bool(inputs.total_of(large)):
         return
     with torch.no_grad(), hooks.observe(adapter.model, inputs=False, always_estimate=True) as observations:
         adapter.run_model(inputs)
@@ -36,7 +39,7 @@ def warn_if_scaled(adapter: Adapter, inputs: Inputs) -> None:
         ratio = float((first.batch_variance / (first.layer.running_var + first.layer.eps)).median())
     if ratio > RATIO:
         warnings.warn(
-            f"the images have values up to {float(images[0].amax()):.0f}, and their variance in the first normalised"
+            f"the images have values above {LARGE:.0f}, and their variance in the first normalised"
             f" layer is {ratio:,.0f} times that of the source images: if those were in [0, 1], divide"
             " by 255.",
             stacklevel=2,

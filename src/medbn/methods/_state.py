@@ -50,6 +50,8 @@ class Stateful(nn.Module):
         self.source_state: dict[str, Any] = {}
         self.resets = 0
         """How often ``reset`` was called; no part of the state."""
+        self.state_changes = 0
+        """How often the state has changed, by calls or otherwise, by which processes know that theirs differ."""
         self.lock = Lock() if lock else NoLock()
         self.min_images = 1
         self.collect = False
@@ -166,6 +168,7 @@ class Stateful(nn.Module):
             )
         self.memory = tree_map(lambda v: self._to_model(v.clone()) if isinstance(v, Tensor) else v, snapshot["memory"])
         self.generator.set_state(snapshot["random"].cpu())
+        self.state_changes += 1
 
     def save(self, path: str | Path, *, memory: bool = True) -> None:
         """Write everything that adapts to a safetensors file, completely or not at all.

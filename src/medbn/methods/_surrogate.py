@@ -30,6 +30,11 @@ def make_surrogate(adapter: Adapter, gradient: str, of: str, temperature: float,
         raise unknown_name("surrogate of", of, ("now", "source"))
     if unroll not in (0, 1):
         raise ValueError(f"unroll is 0 or 1, the number of adaptation steps to differentiate through; got {unroll!r}.")
+    if adapter.group is not None:
+        raise ValueError(
+            "an adapter in a process group has no surrogate: an attacker differentiates the whole batch in one process;"
+            " adapt the model with group='local' for that."
+        )
     state = adapter.snapshot() if of == "now" else adapter.source_state
     return Surrogate(adapter, state, gradients.get(gradient, temperature), unroll)
 

@@ -67,6 +67,6 @@ class AlphaBN(Adapter):
 
     def _count_finite(self, inputs: Inputs) -> int:
         """Return how many images are finite and not padding, for which a GPU waits."""
-        masks = [image.detach().reshape(inputs.size, -1).isfinite().all(dim=1) for image in inputs.images().values()]
+        masks = [image.detach().flatten(1).isfinite().all(dim=1) for image in inputs.images().values()]
         masks += [] if inputs.valid is None else [inputs.valid]
-        return int(torch.stack([mask.to(masks[0].device) for mask in masks]).all(dim=0).sum())
+        return int(inputs.total_of(torch.stack([mask.to(masks[0].device) for mask in masks]).all(dim=0).sum()))

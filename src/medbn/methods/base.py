@@ -17,6 +17,7 @@ from .. import hooks
 from .._errors import unknown_name
 from .._isolate import isolates
 from .._running_statistics import gather_statistics
+from ..distributed import Group
 from ..layers import RobustBatchNorm
 from ..policies import Policy
 from ._bounds import Bounds
@@ -25,6 +26,7 @@ from ._graph import ForwardGraphs
 from ._journal import exclusive
 from ._method import Commit as Commit
 from ._method import Method
+from ._part import agree, check_same_adapter, find_group
 from ._range import warn_if_scaled
 from ._surrogate import Surrogate, make_surrogate
 
@@ -88,15 +90,26 @@ class Adapter(Method):
             self.memory["collected"] = {}
         self.paused = False
         """Set it to serve without adapting: calls predict with the state as it is. No part of the state."""
+        self.given_group: Group | None = None
+        """The processes that call the adapter together, if the layers do not say it: those of ``adapt(group=)``."""
         self._policies: dict[str, Policy] = {}
         self._policies_changed = False
         self._graphs = ForwardGraphs()
         self._range_checked = False
 
+    @property
+    def group(self) -> Group | None:
+        """The processes that call the adapter together, each with its part of a batch; None if there is only this."""
+        return find_group(self.layers, self.given_group)
+
     @torch.enable_grad()
     def begin(self) -> Adapter:
         """Make the model ready and keep its state as the source state; ``medbn.adapt`` calls this once."""
         self.eval()
+        if self.group is not None:
+            if self.graph:
+                raise ValueError("graph=True is for one process: collectives of a group are not captured.")
+            check_same_adapter(self, self.group)
         if self.bounds is not None and self.bounds.outside == "isolate":
             for name, layer in self.layers.items():
                 if not isolates(layer.estimator, layer.nonfinite):
@@ -142,9 +155,7 @@ class Adapter(Method):
         if torch.is_inference_mode_enabled():
             with torch.inference_mode(False):  # what is kept and learned must be able to have gradients
                 return self.forward(*args, valid=valid, **kwargs)
-        inputs = Inputs.of(args, kwargs, valid)
-        if self.bounds is not None:
-            inputs = self.bounds.apply(inputs)
+        inputs = self.read_call(args, kwargs, valid, self.bounds)
         if self.model.training:
             self.model.eval()
         if not self._range_checked:
@@ -165,7 +176,7 @@ class Adapter(Method):
             if batch is not None and batch is not inputs:
                 with self.ignore_padding(batch):
                     seen, commit = self._predict(batch)
-                    images = int(batch.finite_images(seen).sum())
+                    images = int(batch.count_finite(seen))
                     updated = bool(images) and self.update(batch, seen)
             else:
                 updated = batch is not None and self.update(inputs, output)
@@ -177,7 +188,20 @@ class Adapter(Method):
             self.commit(commit, images, batch, output if batch is inputs else seen)
         if self.memory:  # policies change with the memory only
             self.set_policies()
+        self.state_changes += 1
         return tree_map(detach_output, predicted)
+
+    def read_call(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], valid: Tensor | None = None, bounds: Bounds | None = None
+    ) -> Inputs:
+        """Return the checked arguments of a call; in a group, with what part of a batch they are."""
+        group = self.group
+
+        def read() -> Inputs:
+            inputs = Inputs.of(args, kwargs, valid, empty=group is not None)
+            return inputs if bounds is None else bounds.apply(inputs)
+
+        return read() if group is None else agree(self, group, read)
 
     def _predict(self, inputs: Inputs) -> tuple[Any, Commit | None]:
         """Return the model's output, and what commits the statistics of this pass; None if they are not committed."""
@@ -198,13 +222,13 @@ class Adapter(Method):
         images = inputs.join_usable(inputs.finite_images(output), self.memory["collected"])
         count = len(next(iter(images.values())))
         self.memory["collected"] = {} if count >= self.min_images else images
-        return (inputs.with_images(images, count) if count >= self.min_images else None), None
+        return (inputs.divide(images, count) if count >= self.min_images else None), None
 
     def _count_images(self, inputs: Inputs, output: Any) -> int:
         """Return how many images have a finite output, and raise if there are none, before anything has changed."""
         if not self.adapts:
-            return inputs.size
-        images = self.wait_for(inputs.finite_images(output).sum())
+            return inputs.total
+        images = self.wait_for(inputs.count_finite(output))
         if not images:
             raise ValueError(NOTHING_FINITE)
         return images

@@ -141,11 +141,12 @@ class CoTTA(Teacher):
         if not self.augmented_output:
             return output
         logits = extract_logits(output, self.logits, inputs.size)
-        predictions = Predictions.of(logits, inputs.valid)
+        predictions = self.predictions_of(inputs, output)
         labels = self._pseudo_labels(inputs, predictions, memory, run)
         if labels is predictions:
             return output
-        return replace_tensor(output, logits, labels.as_logits(labels.logits, logits))
+        corrected = labels.as_logits(labels.logits, inputs.gather(logits))
+        return replace_tensor(output, logits, inputs.own(corrected))
 
     def unroll(self, run: Run, state: dict[str, Any], inputs: Inputs) -> dict[str, Tensor]:
         """Return the teacher after a step of the student; the pseudo-labels are constants."""

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from ._call import Inputs, Predictions, mean_over
 from ._check_state import Values, check_tensor
+from ._part import one_each
 from ._registry import register
 from .learner import Learner
 
@@ -102,7 +103,7 @@ class EATA(ETA):
     Args:
         model: the model to adapt.
         source: batches of source images, unlabelled: inputs of the model, or tuples whose first entry is that input. ω
-            is measured on them, once.
+            is measured on them, once. In a process group, each process has its part of every batch.
         fisher_weight: β; 1 on CIFAR and 2000 on ImageNet, as in EATA's code.
         fisher_samples: how many source images to use; 2000 in EATA's paper.
         options: those of ETA and Learner.
@@ -144,11 +145,12 @@ class EATA(ETA):
         squares = [torch.zeros_like(p) for p in self.learned.values()]
         batches = used = 0
         device = next(iter(self.learned.values())).device
-        for batch in source:
-            inputs = Inputs.of((batch[0] if isinstance(batch, tuple | list) else batch,), {})
-            count = min(inputs.size, samples - used)
-            images = {place: images[:count].to(device) for place, images in inputs.images().items()}
-            predictions = self.predict_again(inputs.with_images(images, count))
+        for batch in source if self.group is None else one_each(source, self.group, device):
+            inputs = self.read_call((batch[0] if isinstance(batch, tuple | list) else batch,), {})
+            count = min(inputs.total, samples - used)
+            inputs = inputs.first(count)
+            images = {place: images.to(device) for place, images in inputs.images().items()}
+            predictions = self.predict_again(inputs.with_images(images, inputs.size))
             if not bool(predictions.usable.any()):
                 raise ValueError("a batch of source= has no image with a finite output.")
             labels = predictions.logits.detach().argmax(dim=1)

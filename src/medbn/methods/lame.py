@@ -77,7 +77,9 @@ class LAME(Adapter):
             raise ValueError(f"LAME corrects one prediction per image, and the logits have {logits.dim()} dimensions.")
         if not seen or len(seen[-1]) != inputs.size:
             raise ValueError(f"the layer {self.features!r} has no input per image; name another with features=.")
-        return replace_tensor(output, logits, self._correct(logits, seen[-1].flatten(1), inputs.valid))
+        valid = None if inputs.valid is None else inputs.gather(inputs.valid)
+        corrected = self._correct(inputs.gather(logits), inputs.gather(seen[-1].flatten(1)), valid)
+        return replace_tensor(output, logits, inputs.own(corrected))
 
     def _correct(self, logits: Tensor, features: Tensor, valid: Tensor | None) -> Tensor:
         """Return the logarithms of z; the logits themselves for padding and images that are not finite."""

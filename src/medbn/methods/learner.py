@@ -14,6 +14,7 @@ from .._errors import unknown_name
 from ._affine import affine_layers, layers_with_parameters
 from ._call import Inputs, LogitsOption, Predictions, extract_logits
 from ._method import Run
+from ._part import average_gradients
 from ._stages import last_stage
 from ._unroll import optimizer_step
 from .base import NOTHING_FINITE, Adapter
@@ -187,8 +188,9 @@ class Learner(Adapter):
         return updated
 
     def predictions_of(self, inputs: Inputs, output: Any) -> Predictions:
-        """Return the predictions in the model's output."""
-        return Predictions.of(extract_logits(output, self.logits, inputs.size), inputs.valid)
+        """Return the predictions in the model's output; in a group, those of all processes."""
+        logits = inputs.gather(extract_logits(output, self.logits, inputs.size))
+        return Predictions.of(logits, None if inputs.valid is None else inputs.gather(inputs.valid))
 
     def predict_again(self, inputs: Inputs) -> Predictions:
         """Run the model once more, with gradients and the parameters as they are now."""
@@ -198,8 +200,9 @@ class Learner(Adapter):
     def gradients_of(self, loss: Tensor, parameters: Iterable[Tensor] | None = None) -> list[Tensor]:
         """Return the loss's gradient with respect to each learned parameter; zero where it does not depend on it."""
         parameters = list(self.learned.values() if parameters is None else parameters)
-        gradients = torch.autograd.grad(loss, parameters, allow_unused=True)
-        return [torch.zeros_like(p) if g is None else g for p, g in zip(parameters, gradients, strict=True)]
+        found = torch.autograd.grad(loss, parameters, allow_unused=True)
+        gradients = [torch.zeros_like(p) if g is None else g for p, g in zip(parameters, found, strict=True)]
+        return gradients if self.group is None else average_gradients(gradients, self.group)
 
     def take_step(self, gradients: list[Tensor]) -> bool:
         """Take one step of the optimiser; none if a gradient is not finite. Return whether it was taken."""

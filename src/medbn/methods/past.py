@@ -134,7 +134,7 @@ class Past(Adapter):
     def update(self, inputs: Inputs, output: Any) -> bool:
         """Run the second pass of an early batch, and commit its statistics."""
         if not self.commits_prediction():
-            images = int(inputs.finite_images(output).sum())
+            images = int(inputs.count_finite(output))
             self._warn_if_nothing_is_committed(inputs, images)
             self._commit_pass(inputs, images)
         return False
@@ -151,7 +151,7 @@ class Past(Adapter):
         """
         if self._warned or all(isolates(layer.estimator, layer.nonfinite) for layer in self.layers.values()):
             return
-        if images < (inputs.size if inputs.valid is None else int(inputs.valid.sum())):
+        if images < (inputs.total if inputs.valid is None else int(inputs.total_of(inputs.valid.sum()))):
             self._warned = True
             warnings.warn(
                 "an image with NaN or infinite values makes the statistics of its batch NaN with these estimators, so"
@@ -173,7 +173,7 @@ class Past(Adapter):
     # --- changes ------------------------------------------------------------------------------------------------------
 
     def _predict(self, inputs: Inputs) -> tuple[Any, Commit | None]:
-        self._load_memories(inputs.size)
+        self._load_memories(inputs.total)
         return super()._predict(inputs)
 
     def _load_memories(self, images: int) -> None:

@@ -91,7 +91,7 @@ class SoTTA(Learner):
         self._remember_images(inputs, self.predictions_of(inputs, output))
         if not self.memory["classes"]:
             return False
-        memory = inputs.with_images(self.memory["images"], len(self.memory["classes"]))
+        memory = inputs.divide(self.memory["images"], len(self.memory["classes"]))
         steps = [self._learn_from(memory) for _ in range(self.steps)]
         return any(steps)
 
@@ -144,21 +144,22 @@ class SoTTA(Learner):
 
         When the memory is full, an image of the largest class is replaced.
         """
-        candidates = self.filters(predictions, self.memory)["confidence"].nonzero().flatten().tolist()
+        confident = self.filters(predictions, self.memory)["confidence"]
+        candidates = confident.nonzero().flatten().tolist()
         if not candidates:
             return
-        classes_of_rows = predictions.probabilities().argmax(dim=1).view(inputs.size, -1)
+        classes_of_rows = predictions.probabilities().argmax(dim=1).view(inputs.total, -1)
         predicted = classes_of_rows.mode(dim=1).values.tolist()  # of a dense output, the most frequent class
-        old, new = self.memory["images"], inputs.images()
+        old, new = self.memory["images"], inputs.gather_images(confident)
         self._check_shapes(old, new)
         classes = list(self.memory["classes"])
         positions = list(range(len(classes)))  # of the remembered images, in the memory followed by the batch
         offset = len(classes)
-        for image in candidates:
+        for place, image in enumerate(candidates):
             while len(positions) >= self.capacity:
                 replaced = self._choose_replaced(classes, predicted[image])
                 del positions[replaced], classes[replaced]
-            positions.append(offset + image)
+            positions.append(offset + place)
             classes.append(predicted[image])
         both = {name: torch.cat([old[name], images]) if old else images for name, images in new.items()}
         self.memory["images"] = {

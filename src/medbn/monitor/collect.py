@@ -83,7 +83,7 @@ class Collector:
         self.collecting = True
 
     def _read(self, name: str, layer: Any, args: tuple[Any, ...]) -> None:
-        if not self.collecting or name in self._reduced or not args or args[0].dim() < 2:
+        if not self.collecting or name in self._reduced or not args or args[0].dim() < 2 or not len(args[0]):
             return
         with torch.no_grad():
             self._reduced[name] = reduce_layer(layer, args[0].detach(), name == self.first)
@@ -92,7 +92,7 @@ class Collector:
         self.collecting, reduced = False, self._reduced
         self._reduced = {}
         images = first_images(tree_leaves((args, {k: v for k, v in kwargs.items() if k != "valid"})))
-        if images is None:
+        if images is None or not len(images):  # a process of a group may have none
             return
         # In the order of the layers' names, however the model runs them.
         ordered = {name: reduced[name] for name in sorted(reduced, key=lambda name: name != self.first)}

@@ -98,6 +98,11 @@ class Monitor:
             raise ValueError(
                 "a replayed CUDA graph runs no hooks, so there is nothing to watch; adapt with graph=False."
             )
+        if adapter.group is not None and any(action in ACTIONS for action in _check_actions(on_alarm)):
+            raise ValueError(
+                "each process of a group watches its own images, and on_alarm='pause' and 'rollback' would act in one"
+                " process only; give a function of the alarm that tells all of them."
+            )
         for name, count in (("snapshot_every", snapshot_every), ("snapshots", snapshots), ("history", history)):
             if not isinstance(count, int) or count < 1:
                 raise ValueError(f"{name} is a number of at least 1, got {count!r}.")
