@@ -4,6 +4,8 @@
 
 Without a piece, all of them run in the order below, and train the two models first. Everything is continued where it
 was stopped: run the same command again until it says that all is done. It is for a GPU, and has not been measured yet.
+With --turns, the cells of the pieces take turns, a batch of each at a time: wherever the run stops, all have as many.
+Several commands, each with pieces of its own, may run at once into one store.
 
 The data folder needs ``cityscapes`` (the published layout; 512 × 256 is enough), ``CamVid``, ``carla`` (a folder with
 images/, labels/ and classes.toml) and ``models/resnet50-imagenet.safetensors``, ImageNet weights of the backbone.
@@ -45,7 +47,7 @@ def streets(name: str, target: Setting, recipe: str, about: str, batches: int | 
 def list_pieces(options: argparse.Namespace) -> dict[str, list[Recipe]]:
     """Return the recipes of each piece, in the order in which they run."""
     start = bench.recipes.get("segmentation-targeted").settings[0]
-    carla = start if options.smoke else replace(start, data=str(options.carla), size=(384, 512))
+    carla = start if options.smoke else replace(start, data=str(options.carla), size=options.size)
     corrupted = replace(start, data="cityscapes", size=SIZES["cityscapes"])
     dusk = replace(start, data="camvid-dusk", clean="camvid-day", size=SIZES["camvid-day"])
     none, one, all_ = "segmentation-no-attack", "segmentation-targeted", "segmentation-indiscriminate"
@@ -59,9 +61,11 @@ def list_pieces(options: argparse.Namespace) -> dict[str, list[Recipe]]:
         "no-attack": [
             streets("carla-no-attack", carla, none, "Cityscapes to CARLA without attack.", None, **source_and_tebn)
         ],
-        "attacks": [
-            streets("carla-targeted", carla, one, "Cityscapes to CARLA: one pixel.", 60, estimators=DEFENCES),
-            streets("carla-indiscriminate", carla, all_, "Cityscapes to CARLA: all pixels.", 60, estimators=DEFENCES),
+        "targeted": [
+            streets("carla-targeted", carla, one, "Cityscapes to CARLA: one pixel.", 60, estimators=DEFENCES)
+        ],
+        "indiscriminate": [
+            streets("carla-indiscriminate", carla, all_, "Cityscapes to CARLA: all pixels.", 60, estimators=DEFENCES)
         ],
         "priors": [
             streets("carla-priors-targeted", carla, one, f"{mixed} One pixel.", 60, estimators=PRIORS),
@@ -88,7 +92,7 @@ def list_pieces(options: argparse.Namespace) -> dict[str, list[Recipe]]:
     }
 
 
-PIECES = ("no-attack", "attacks", "priors", "corruptions", "dusk")
+PIECES = ("no-attack", "targeted", "indiscriminate", "priors", "corruptions", "dusk")
 SOURCES = {"dusk": "camvid-day"}
 """What the model of a piece is trained on; Cityscapes where it is not listed."""
 
@@ -107,6 +111,7 @@ def train_missing_models(pieces: list[str], options: argparse.Namespace, deadlin
         command += ["--backbone", str(options.backbone), "--device", options.device]
         command += ["--root", str(options.root)] if options.root else []
         command += ["--epochs", str(options.epochs)] if options.epochs else []
+        command += ["--within", str(options.within)] if options.within else []
         weights.parent.mkdir(parents=True, exist_ok=True)
         print(shlex.join(command), flush=True)
         process = subprocess.Popen([sys.executable, "-m", *command])
@@ -130,7 +135,7 @@ def find_missing_data(pieces: list[str], options: argparse.Namespace) -> list[st
         weights = data.find_root(options.root) / "models" / f"{MODEL}-{source}.safetensors"
         if not weights.is_file() and not options.backbone.is_file():
             missing.append(f"ImageNet weights of a ResNet-50, {options.backbone} (or name them with --backbone)")
-    if {"no-attack", "attacks", "priors"} & set(pieces) and not (options.carla / "classes.toml").is_file():
+    if {"no-attack", "targeted", "indiscriminate", "priors"} & set(pieces) and not (options.carla / "classes.toml").is_file():
         missing.append(f'{options.carla} with images/, labels/ and classes.toml (the line classes = "cityscapes")')
     return list(dict.fromkeys(missing))
 
@@ -146,6 +151,11 @@ def main() -> None:
     parser.add_argument("--jobs", type=cli.positive_int, default=1, help="processes (default: 1)")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--epochs", type=cli.positive_int, help="of training, instead of the command's own")
+    parser.add_argument("--within", type=cli.positive_float, metavar="MINUTES", help="train each model for this long")
+    parser.add_argument(
+        "--size", type=cli.image_size, default=(384, 512), metavar="HEIGHTxWIDTH", help="of CARLA (default: 384x512)"
+    )
+    parser.add_argument("--turns", action="store_true", help="run the cells in turns, a batch of each at a time")
     parser.add_argument("--batches", type=cli.positive_int, help="of each stream, instead of what is reported")
     parser.add_argument("--steps", type=cli.positive_int, help="of each attack, instead of 100")
     parser.add_argument("--smoke", action="store_true", help="on scenes and a small model, in a minute or two")
@@ -154,6 +164,8 @@ def main() -> None:
     unknown = [name for name in options.pieces if name not in PIECES]
     if unknown:
         parser.error(f"pieces are {', '.join(PIECES)}, not {unknown[0]}.")
+    if options.turns and options.jobs > 1:
+        parser.error("--turns runs in one process; leave --jobs out, or start one command per piece.")
     options.device = cli.choose_device(options.device)
     options.carla = options.carla or data.find_root(options.root) / "carla"
     options.backbone = options.backbone or data.find_root(options.root) / "models" / "resnet50-imagenet.safetensors"
@@ -182,7 +194,7 @@ def main() -> None:
         recipes,
         options.store,
         place=place,
-        executor=bench.Processes(place, options.jobs) if options.jobs > 1 else None,
+        executor=_choose_executor(place, options),
         on_event=print_progress,
         seconds=None if deadline is None else max(1.0, deadline - time.monotonic()),
         command=shlex.join(["python", "experiments/segmentation_transfer.py", *sys.argv[1:]]),
@@ -193,6 +205,12 @@ def main() -> None:
         options.seal.unlink(missing_ok=True)
         with bench.Store(options.store, create=False) as store:
             store.seal(options.seal)
+
+
+def _choose_executor(place: bench.Place, options: argparse.Namespace) -> bench.Executor | None:
+    if options.turns:
+        return bench.InTurns(place)
+    return bench.Processes(place, options.jobs) if options.jobs > 1 else None
 
 
 def _narrow(recipe: Recipe, options: argparse.Namespace) -> Recipe:

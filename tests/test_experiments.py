@@ -114,7 +114,7 @@ def test_pieces_of_the_reproduction_are_finished_once_and_sealed(monkeypatch, ca
 
 @pytest.mark.slow
 def test_the_experiment_on_streets_is_continued_and_sealed(monkeypatch, capsys, tmp_path):
-    options = "no-attack attacks --smoke --batches 1 --steps 1 --store x.db --seal s.db"
+    options = "no-attack targeted indiscriminate --turns --smoke --batches 1 --steps 1 --store x.db --seal s.db"
     assert run(monkeypatch, "segmentation_transfer.py", *options.split(), "--minutes", "0.0001") == 0
     assert "to be continued" in capsys.readouterr().out
     for batches in ("batches in", "0 batches in"):

@@ -20,10 +20,11 @@ from typing import NoReturn
 
 from .._errors import one_line
 from .._version import __version__
-from ._arguments import choose_device, natural_int, non_negative_float, positive_float, positive_int
+from ._arguments import choose_device, image_size, natural_int, non_negative_float, positive_float, positive_int
 
 __all__ = [
     "choose_device",
+    "image_size",
     "main",
     "natural_int",
     "non_negative_float",
