@@ -61,9 +61,7 @@ def list_pieces(options: argparse.Namespace) -> dict[str, list[Recipe]]:
         "no-attack": [
             streets("carla-no-attack", carla, none, "Cityscapes to CARLA without attack.", None, **source_and_tebn)
         ],
-        "targeted": [
-            streets("carla-targeted", carla, one, "Cityscapes to CARLA: one pixel.", 60, estimators=DEFENCES)
-        ],
+        "targeted": [streets("carla-targeted", carla, one, "Cityscapes to CARLA: one pixel.", 60, estimators=DEFENCES)],
         "indiscriminate": [
             streets("carla-indiscriminate", carla, all_, "Cityscapes to CARLA: all pixels.", 60, estimators=DEFENCES)
         ],
@@ -135,7 +133,9 @@ def find_missing_data(pieces: list[str], options: argparse.Namespace) -> list[st
         weights = data.find_root(options.root) / "models" / f"{MODEL}-{source}.safetensors"
         if not weights.is_file() and not options.backbone.is_file():
             missing.append(f"ImageNet weights of a ResNet-50, {options.backbone} (or name them with --backbone)")
-    if {"no-attack", "targeted", "indiscriminate", "priors"} & set(pieces) and not (options.carla / "classes.toml").is_file():
+    if {"no-attack", "targeted", "indiscriminate", "priors"} & set(pieces) and not (
+        options.carla / "classes.toml"
+    ).is_file():
         missing.append(f'{options.carla} with images/, labels/ and classes.toml (the line classes = "cityscapes")')
     return list(dict.fromkeys(missing))
 

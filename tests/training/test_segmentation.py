@@ -280,3 +280,20 @@ def test_it_learns_on_a_gpu(images):
     plan = SegmentationPlan(epochs=12, batch_size=4, lr=0.1, scale=(0.8, 1.25))
     last = train_segmentation(tiny(), images, plan, validation=squares(5), device="cuda")
     assert last.mean_iou > 0.8
+
+
+def test_convolutions_are_cudnn_s_while_a_model_is_trained(images):
+    class Watched(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.model, self.seen = tiny(), []
+
+        def forward(self, x):
+            self.seen.append((torch.backends.cudnn.enabled, torch.backends.cudnn.benchmark))
+            return self.model(x)
+
+    model = Watched()
+    before = torch.backends.cudnn.enabled, torch.backends.cudnn.benchmark
+    train_segmentation(model, images, SegmentationPlan(epochs=1, batch_size=4), device="cpu")
+    assert set(model.seen) == {(True, True)}
+    assert before == (torch.backends.cudnn.enabled, torch.backends.cudnn.benchmark)

@@ -92,7 +92,8 @@ def train_segmentation(
     plan = plan or SegmentationPlan()
     if len(dataset) < plan.batch_size:
         raise ValueError(f"{dataset.name} has {len(dataset)} images, fewer than batch_size={plan.batch_size}.")
-    with torch.random.fork_rng(range(torch.cuda.device_count())), torch.backends.cudnn.flags(benchmark=True):
+    cudnn = torch.backends.cudnn.flags(enabled=True, benchmark=True)  # without ``enabled``, cuDNN would be off
+    with torch.random.fork_rng(range(torch.cuda.device_count())), cudnn:
         torch.manual_seed(plan.seed)  # for random numbers that the model itself draws, as dropout does
         return _train(model, dataset, plan, validation, device, checkpoint, report)
 
