@@ -5,7 +5,7 @@ import pytest
 import torch
 
 pytest.importorskip("hypothesis")
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from medbn.functional import statistics
@@ -149,8 +149,23 @@ def total_distance(points, z):
     return (points - z).norm(dim=1).sum().item()
 
 
+NEARLY_A_DATA_POINT = [(0.0, 0.0)] * 3 + [
+    (0, -1),
+    (1, 0),
+    (13, -1),
+    (56, 67),
+    (69, 30),
+    (100, 35),
+    (-1, -1),
+    (-2, -30),
+    (-32, 1),
+]
+"""The three points at the origin are outweighed by a hair, so that Weiszfeld's steps away from them are tiny."""
+
+
 @pytest.mark.slow
 @given(st.lists(st.tuples(numbers, numbers), min_size=1, max_size=12))
+@example(NEARLY_A_DATA_POINT)
 def test_nothing_nearby_is_nearer_than_the_geometric_median(points):
     points = torch.tensor(points, dtype=torch.float64)
     z = geometric_median(points)

@@ -11,6 +11,9 @@ import warnings
 import torch
 from torch import Tensor
 
+LARGEST_SYSTEM = 1_000
+"""Coordinates up to which Newton's steps are tried: each solves a system of that size."""
+
 
 def coordinate_wise_median(points: Tensor) -> Tensor:
     """Return the lower median of every coordinate of ``points`` (n, d): a minimiser of Σ‖z − xᵢ‖₁.
@@ -25,7 +28,8 @@ def geometric_median(points: Tensor, *, tolerance: float = 1e-10, max_steps: int
     """Return the minimiser of f(z) = Σ‖z − xᵢ‖₂ over ``points`` (n, d).
 
     This is Weiszfeld's iteration in the form of Vardi and Zhang (2000), which converges from any start because it can
-    leave a data point. A data point xₖ is the minimiser exactly if the unit vectors from it to all others add up to no
+    leave a data point. Near a data point its steps become tiny; Newton's step is taken wherever it halves ‖∇f‖ and does
+    not increase f. A data point xₖ is the minimiser exactly if the unit vectors from it to all others add up to no
     more than the number of points at xₖ; the data point nearest to the iterate is tested, and returned exactly.
     Elsewhere the iteration ends when ‖∇f(z)‖ ≤ ``tolerance`` · n, which bounds the error: f(z) − f* ≤ ‖∇f(z)‖ · ‖z −
     z*‖. Unit vectors have no scale, so this also holds for points at 1e30. A warning is given if ``max_steps`` are
@@ -52,8 +56,10 @@ def geometric_median(points: Tensor, *, tolerance: float = 1e-10, max_steps: int
         slope = max(0.0, float(pull.norm()) - weight)
         if slope <= tolerance * len(x):
             break
-        pull, weight, stiffness = _leave_cluster(x, z) or (pull, weight, stiffness)
-        following = z + (1 - weight / pull.norm()) * pull / stiffness
+        following = _newton_step(x, z, pull, slope) if weight == 0 and len(z) <= LARGEST_SYSTEM else None
+        if following is None:
+            pull, weight, stiffness = _leave_cluster(x, z) or (pull, weight, stiffness)
+            following = z + (1 - weight / pull.norm()) * pull / stiffness
         if torch.equal(following, z):  # the step is smaller than rounding
             break
         z = following
@@ -64,6 +70,21 @@ def geometric_median(points: Tensor, *, tolerance: float = 1e-10, max_steps: int
             stacklevel=2,
         )
     return (z * scale + shift).to(points.dtype)
+
+
+def _newton_step(x: Tensor, z: Tensor, pull: Tensor, slope: float) -> Tensor | None:
+    """Return the point of Newton's step from z, where it halves ‖∇f‖ and does not increase f; otherwise None."""
+    offsets = x - z
+    distances = offsets.norm(dim=1, keepdim=True)
+    units = offsets / distances
+    identity = torch.eye(len(z), dtype=z.dtype, device=z.device)
+    curvature = (1 / distances).sum() * identity - (units / distances).T @ units
+    step, failed = torch.linalg.solve_ex(curvature, pull)
+    if failed or not bool(step.isfinite().all()):  # all points are on one line
+        return None
+    after, weight, _ = _forces(x, z + step)
+    longer = (x - z - step).norm(dim=1).sum() > distances.sum() * (1 + 1e-12)
+    return None if longer or float(after.norm()) - weight > slope / 2 else z + step
 
 
 def _leave_cluster(x: Tensor, z: Tensor) -> tuple[Tensor, float, Tensor] | None:

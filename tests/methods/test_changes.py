@@ -315,6 +315,7 @@ def test_a_graph_gives_the_same_bits(model, monkeypatch):
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 @pytest.mark.parametrize("estimator", ["mean", "median", "image_median@0.5"])
 def test_estimators_and_devices_have_the_choice_of_the_reference(estimator, device, model, monkeypatch):
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)  # convolutions on a GPU as exact as on a CPU
     tta = make(model.to(device), "past", estimator, **FEW)
     monkeypatch.setenv("MEDBN_KERNELS", "reference")
     reference = make(model.cpu(), "past", estimator, **FEW)
