@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from . import estimators, kernels
+from ._check_types import wrong_type
 from ._registry import Registry
 from .estimators import Estimator
 from .kernels import MAD_TO_SIGMA
@@ -36,7 +37,7 @@ def get(gradient: str, temperature: float = 0.5) -> Callable[[Estimator], Estima
             element alone, towards infinity it is the mean's.
     """
     function = _registry.get(gradient)
-    if temperature <= 0:
+    if wrong_type(temperature, "float") or temperature <= 0:
         raise ValueError(f"temperature is a positive number of standard deviations, got {temperature!r}.")
     return None if function is exact else lambda estimator: function(estimator, temperature)
 

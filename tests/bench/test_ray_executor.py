@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 from dataclasses import replace
@@ -233,6 +234,19 @@ def test_ctrl_c_is_that_of_a_local_run(tmp_path):
     assert "Traceback" not in errors
     with bench.Store(tmp_path / "x.db") as store:
         assert store.connection.execute("SELECT count(*) FROM cells WHERE host IS NOT NULL").fetchone() == (0,)
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1:{}", "ray://127.0.0.1:{}"])
+def test_an_address_where_nothing_listens_is_refused_at_once(address):
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        ray_executor.check_reachable(address.format(port))  # it asks whether something listens, not what
+    with pytest.raises(ValueError, match=f"127.0.0.1:{port}"):
+        ray_executor.check_reachable(address.format(port))
+    with pytest.raises(ValueError, match="99999"):
+        ray_executor.check_reachable(address.format(99999))
+    for other in ("local", "auto", ""):
+        ray_executor.check_reachable(other)
 
 
 def test_without_ray_the_extra_is_named(monkeypatch, refusal, tmp_path):

@@ -51,11 +51,11 @@ def test_a_file_gives_a_recipe_with_its_name(tmp_path):
         ("[[attacks]]", "[[attack]]", "attacks"),
         (TOML, "settings = 3", "tables"),
         ("lr =", "rl =", "rl"),
-        ("batches = 1", "batches = 1.5", "batches.*int"),
-        ("batches = 1", "batches = true", "batches.*int"),
-        ("malicious = 8", "malicious = 4.5", "malicious.*int"),
+        ("batches = 1", "batches = 1.5", "batches.*whole"),
+        ("batches = 1", "batches = true", "batches.*whole"),
+        ("malicious = 8", "malicious = 4.5", "malicious.*whole"),
         ("[options.tent]\nlr = 0.01", "[options]\ntent = 3", "options.*tables"),
-        ("batch_size = 40", 'batch_size = "40"', "batch_size.*int"),
+        ("batch_size = 40", 'batch_size = "40"', "batch_size.*whole"),
     ],
 )
 def test_a_mistake_is_named_with_its_file(old, new, message, tmp_path):

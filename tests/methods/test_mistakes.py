@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
+import math
+import re
+
 import pytest
 import torch
 from torch import nn
 
 import medbn
+
+from .table import every_method, make
 
 
 def network(channels: int = 3) -> nn.Sequential:
@@ -14,10 +20,37 @@ def network(channels: int = 3) -> nn.Sequential:
     return nn.Sequential(nn.Conv2d(channels, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(144, 5))
 
 
-@pytest.mark.parametrize("option", ["lr", "weight_decay"])
-def test_a_number_that_is_a_string(option):
-    with pytest.raises(TypeError, match=rf"{option}.*'0\.1'"):
-        medbn.adapt(network(), "tent", **{option: "0.1"})
+@every_method
+def test_options_of_another_type_are_refused_when_the_adapter_is_made(method):
+    numbers = {n: v for n, v in medbn.methods.options(method).items() if isinstance(v, bool | int | float)}
+    assert {"seed", "min_images", "lock"} <= set(numbers)
+    for option, default in numbers.items():
+        for wrong in ("0.1", None, math.nan, [1], 0.5 if isinstance(default, bool) else True):
+            with pytest.raises(TypeError, match=rf"^{option} .*{re.escape(repr(wrong))}"):
+                make(network(), method, **{option: wrong})
+
+
+def test_an_option_without_annotation_has_the_type_of_its_default():
+    class Own(medbn.methods.Adapter):
+        def __init__(self, model, *, count=1, flag=False, name="a", **options):
+            super().__init__(model, **options)
+            self.values = count, flag, name
+
+    assert Own(network(), count=0.5, flag=True, name=3).values == (0.5, True, 3)
+    for wrong in ({"count": "1"}, {"flag": 1}, {"seed": 0.5}):
+        with pytest.raises(TypeError, match=next(iter(wrong))):
+            Own(network(), **wrong)
+
+
+@pytest.mark.parametrize("images", [0, 4])
+def test_alpha_bn_that_counts_no_source_image(images):
+    tta = medbn.adapt(network(), "alpha_bn", "mean", source_images=0)
+    tebn = medbn.adapt(network(), "tebn", "mean")
+    x = torch.rand(4, 3, 8, 8)
+    torch.testing.assert_close(tta(x), tebn(x))
+    x[images:] = math.nan
+    with pytest.raises(ValueError, match="finite") if not images else contextlib.nullcontext():
+        tta(x)
 
 
 def test_another_name_of_the_learning_rate_is_recognised():

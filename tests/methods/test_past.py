@@ -217,7 +217,7 @@ def test_past_refuses_wrong_options(model):
         make(model, "past", batch_size=0)
     with pytest.raises(ValueError, match=r"min_images.*0"):
         make(model, "past", min_images=0)
-    with pytest.raises(ValueError, match=r"two_pass_batches.*True"):
+    with pytest.raises(TypeError, match=r"two_pass_batches.*True"):
         make(model, "past", two_pass_batches=True)
     with pytest.raises(ValueError, match=r"two_pass_batches.*-1"):
         make(model, "past", two_pass_batches=-1)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from .. import gradients, hooks
+from .._check_types import check_fields
 from .._errors import unknown_name
 from ..functional import statistics
 from ..methods import Adapter
@@ -91,13 +92,16 @@ class DIA:
     graph: bool | None = field(default=None, repr=False, compare=False)
 
     def __post_init__(self) -> None:
+        check_fields(self)
+        if self.callback is not None and not callable(self.callback):
+            raise TypeError(f"callback is a function, got {self.callback!r}.")
         if self.knowledge not in KNOWLEDGE:
             raise unknown_name("knowledge", self.knowledge, KNOWLEDGE)
         STARTS.get(self.start)
         gradients.get(self.gradient, self.temperature)
         for name, least in (("steps", 0), ("restarts", 1), ("check_every", 1), ("unroll", 0)):
             value = getattr(self, name)
-            if value is not None and (not isinstance(value, int) or value < least):
+            if value is not None and value < least:
                 raise ValueError(f"{name} must be an integer of at least {least}, got {value}.")
         for name in ("step_size", "epsilon"):
             if not getattr(self, name) > 0:

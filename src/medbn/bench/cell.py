@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
 from typing import Any
 
 from .. import attacks, data, methods
+from .._check_types import check_fields
 from .._errors import unknown_name
 from ..data import corruptions, digest
 
@@ -17,19 +18,6 @@ Where one method's or one corruption's numbers change, raise its own ``version``
 """
 UNCORRUPTED = "none"
 """In place of a corruption's name: the images as they are."""
-
-
-def check_types(value: Any) -> None:
-    """Raise a ValueError if a dataclass's field is not of its annotated type: a TOML file can contain anything."""
-    kinds: dict[str, Any] = {"str": str, "int": int, "float": (int, float), "bool": bool}
-    for one in fields(value):
-        content = getattr(value, one.name)
-        names = str(one.type).replace(" ", "").split("|")
-        if content is None and "None" in names:
-            continue
-        expected = kinds.get(names[0])
-        if expected and (not isinstance(content, expected) or (isinstance(content, bool) and names[0] != "bool")):
-            raise ValueError(f"{one.name} must be {names[0]}, got {content!r}.")
 
 
 @dataclass(frozen=True)
@@ -54,7 +42,7 @@ class Attack:
     """The class that a targeted pixel is to be predicted as; None for the class after its true one."""
 
     def __post_init__(self) -> None:
-        check_types(self)
+        check_fields(self)
 
     def check(self) -> None:
         """Raise a ValueError unless the attack can be built."""
@@ -131,7 +119,7 @@ class Setting:
     size: tuple[int, int] | None = None
 
     def __post_init__(self) -> None:
-        check_types(self)
+        check_fields(self)
         if self.size is not None:
             object.__setattr__(self, "size", _check_size(self.size))
         if self.preset not in methods.PRESETS:

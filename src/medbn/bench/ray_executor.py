@@ -30,6 +30,8 @@ from .loading import load_cell
 from .place import Place, deterministic, machine_facts
 from .store import LostClaimError, Store
 
+CONNECT_WITHIN = 10.0
+"""Seconds to wait for the port of a cluster."""
 SEND_AFTER = 2.0
 """Seconds after which a task sends its rows; a worker that is killed loses less than this and the batch in progress."""
 IN_FLIGHT = 256
@@ -104,6 +106,7 @@ class Ray:
             return
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
         logging.getLogger("ray").setLevel(logging.ERROR)
+        check_reachable(self.address)
         options: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
         if self.address == "local":
             threads = self.place.threads or 1
@@ -287,6 +290,20 @@ def _run_one(cell: Cell, batches: int | None, key: str, store: Store, place: Pla
     if started:
         done, _ = store.progress(key)
         yield Message(read_rows(store, key, sent) if done > sent else None, events, error)
+
+
+def check_reachable(address: str) -> None:
+    """Raise a ValueError if nothing listens at an address with a host and a port: Ray would try for ten minutes."""
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    if not host or "/" in host or not port.isdecimal():
+        return
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), CONNECT_WITHIN).close()
+    except (OSError, OverflowError) as error:
+        raise ValueError(
+            f"nothing listens at {address!r} ({one_line(error)}); `ray start --head` starts a cluster and prints its"
+            " address, and without --address a run uses this machine."
+        ) from error
 
 
 def import_ray(address: str = "local") -> Any:

@@ -9,11 +9,12 @@ from itertools import product
 from typing import Any
 
 from .. import attacks, data, estimators, methods
+from .._check_types import check_fields
 from .._errors import unknown_name
 from ..data import corruptions
 from ..data.corruptions import NAMES
 from . import published
-from .cell import UNCORRUPTED, Attack, Cell, Setting, check_types
+from .cell import UNCORRUPTED, Attack, Cell, Setting
 
 INSTANT = ("tebn", "tent", "eta", "sar", "sotta", "sema", "mdia")
 """The seven methods of the paper's tables of instant attacks; its cumulative ones have EATA in ETA's place."""
@@ -90,13 +91,15 @@ class Recipe:
     axis: str = "method"
 
     def __post_init__(self) -> None:
-        check_types(self)
-        for name in ("methods", "estimators", "corruptions", "seeds", "published"):
+        check_fields(self)
+        names = ("methods", "estimators", "corruptions", "published")
+        kinds = {"settings": Setting, "attacks": Attack, "seeds": int, **dict.fromkeys(names, str)}
+        for name, kind in kinds.items():
             value = getattr(self, name)
-            kind = int if name == "seeds" else str
             if not isinstance(value, tuple) or not all(isinstance(one, kind) for one in value):
                 raise ValueError(f"{name} must be a list of {kind.__name__}, got {value!r}.")
-            lowered = (one.lower() if name == "methods" else one for one in value)
+        for name in (*names, "seeds"):
+            lowered = (one.lower() if name == "methods" else one for one in getattr(self, name))
             object.__setattr__(self, name, tuple(dict.fromkeys(lowered)))
         for name in ("settings", "methods", "estimators", "corruptions", "seeds"):
             if not getattr(self, name):

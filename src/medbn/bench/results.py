@@ -6,8 +6,9 @@ import json
 from collections.abc import Sequence
 from dataclasses import replace
 
+from .._check_types import check_fields
 from .._errors import one_line, unknown_name
-from .cell import Attack, Cell, Setting, check_types
+from .cell import Attack, Cell, Setting
 from .metrics import check_metrics
 from .result import Result, Results
 from .store import Run, Store, StoredCell
@@ -63,7 +64,7 @@ def _make_result(store: Store, stored: StoredCell) -> Result:
     """Return a stored cell as a result; a StoreError if a part is missing or has another type."""
     try:
         cell = Cell.from_dict(stored.cell)
-        check_types(cell)
+        check_fields(cell)
         for number, batch in enumerate(stored.batches):
             check_metrics(batch, attacked=cell.attack is not None and number >= cell.warm_up)
     except (KeyError, TypeError, ValueError, AttributeError) as error:

@@ -37,12 +37,11 @@ class Settings:
     def __post_init__(self) -> None:
         for name, least, most in (("malicious", 0.0, 0.5), ("false_alarms", 0.0, 1.0), ("fallback", 0.0, 1.0)):
             value = getattr(self, name)
-            wrong = isinstance(value, bool) or not isinstance(value, int | float) or not least <= value <= most
-            if (name != "fallback" or value is not None) and (wrong or value == most != 1.0 or value == 0.0 == most):
+            if value is not None and not (least <= value < most or value == most == 1.0):
                 raise ValueError(f"{name} is a number from {least:g} to {most:g}; got {value!r}.")
         if not self.false_alarms:
             raise ValueError("false_alarms is a probability greater than 0: no test is without false alarms.")
-        if not isinstance(self.memories, int) or isinstance(self.memories, bool) or self.memories < 1:
+        if self.memories < 1:
             raise ValueError(f"memories is a number of memories, at least 1; got {self.memories!r}.")
 
     @property

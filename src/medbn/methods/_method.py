@@ -32,6 +32,7 @@ from torch import Tensor
 from .. import policies
 from ..policies import Policy
 from ._call import Inputs, LogitsOption
+from ._options import check_options
 from ._state import Stateful
 from ._surrogate import make_hashable
 
@@ -71,7 +72,8 @@ class Method(Stateful):
                 setattr(cls, name, default)
 
     def __new__(cls, *args: Any, **options: Any) -> Method:
-        """Note the options, for ``surrogate_key`` and for files of the state."""
+        """Check the types of the options, and note them for ``surrogate_key`` and for files of the state."""
+        check_options(cls, options)
         adapter: Method = super().__new__(cls)
         adapter.given_options = {name: value for name, value in options.items() if name not in ("model", "source")}
         if not cls.surrogate_from_policies:

@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 from .._errors import unknown_name
 from .._registry import Registry
+from ._options import parameters_of
 from .base import Adapter
 
 PRESETS = ("cifar10", "cifar100", "imagenet")
@@ -65,14 +66,5 @@ def options(method: str, preset: str = "cifar10") -> dict[str, Any]:
     if preset not in PRESETS:
         raise unknown_name("preset", preset, PRESETS)
     kind = get(method)
-    defaults: dict[str, Any] = {}
-    for base in kind.__mro__:
-        if "__init__" not in vars(base):
-            continue
-        parameters = inspect.signature(vars(base)["__init__"]).parameters.values()
-        for parameter in parameters:
-            if parameter.kind is inspect.Parameter.KEYWORD_ONLY:
-                defaults.setdefault(parameter.name, parameter.default)
-        if all(parameter.kind is not inspect.Parameter.VAR_KEYWORD for parameter in parameters):
-            break  # it passes no options on to its base class
+    defaults = {name: parameter.default for name, parameter in parameters_of(kind).items()}
     return {**defaults, **kind.presets.get(preset, {})}

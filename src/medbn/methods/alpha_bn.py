@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, ClassVar
 
 import torch
@@ -41,7 +42,7 @@ class AlphaBN(Adapter):
     ) -> None:
         super().__init__(model, **options)
         self.policy = policies.interpolate(prior)
-        if source_images is not None and not (isinstance(source_images, int | float) and source_images >= 0):
+        if source_images is not None and not 0 <= source_images < math.inf:
             raise ValueError(f"source_images is a number of images, from 0 on; got {source_images!r}.")
         self.source_images = source_images
 
@@ -49,7 +50,8 @@ class AlphaBN(Adapter):
         """Return the mixture for a batch of that many images; None where its weights are fixed."""
         if self.source_images is None:
             return None
-        return policies.interpolate(self.source_images / (self.source_images + images))
+        total = self.source_images + images
+        return policies.interpolate(self.source_images / total if total else 1.0)
 
     def run_model(self, inputs: Inputs) -> Any:
         """Return the model's output, normalised with the mixture for this number of images."""

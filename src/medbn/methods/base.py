@@ -75,8 +75,10 @@ class Adapter(Method):
         bounds: tuple[float, float] | None = None,
         outside: str = "refuse",
     ) -> None:
+        if not -(2**63) <= seed < 2**64:
+            raise ValueError(f"seed is a whole number of at most 64 bits, got {seed}.")
         super().__init__(model, seed, lock=lock)
-        if not isinstance(min_images, int) or isinstance(min_images, bool) or min_images < 1:
+        if min_images < 1:
             raise ValueError(f"min_images is a number of images, at least 1; got {min_images!r}.")
         if predict not in ("before", "after"):
             raise unknown_name("predict", predict, ("before", "after"))

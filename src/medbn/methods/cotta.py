@@ -73,8 +73,10 @@ class CoTTA(Teacher):
         **options: Any,
     ) -> None:
         super().__init__(model, **options)
-        if not isinstance(augmentations, int) or isinstance(augmentations, bool) or augmentations < 1:
+        if augmentations < 1:
             raise ValueError(f"augmentations is a whole number of at least 1, got {augmentations!r}.")
+        if augment is not None and not callable(augment):
+            raise TypeError(f"augment is a function of images and a generator, got {augment!r}.")
         for name, value in (("average", average), ("restored", restored)):
             if not 0.0 <= value <= 1.0:
                 raise ValueError(f"{name} is a number from 0 to 1, got {value!r}.")

@@ -130,6 +130,8 @@ class EATA(ETA):
                 "EATA needs batches of source images to know which parameters matter: pass source=, for example a"
                 " DataLoader, or use method='eta', which is EATA without that."
             )
+        if fisher_samples < 1:
+            raise ValueError(f"fisher_samples is a number of images, at least 1; got {fisher_samples}.")
         super().__init__(model, **options)
         self.source = source
         self.fisher_weight = fisher_weight

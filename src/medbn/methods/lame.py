@@ -55,7 +55,7 @@ class LAME(Adapter):
     ) -> None:
         super().__init__(model, **options)
         for name, value in (("neighbours", neighbours), ("iterations", iterations)):
-            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            if value < 1:
                 raise ValueError(f"{name} is a whole number of at least 1, got {value!r}.")
         self.neighbours = neighbours
         self.weight = weight

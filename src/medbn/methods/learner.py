@@ -50,8 +50,8 @@ class Learner(Adapter):
         model: nn.Module,
         *,
         optimizer: str | Callable[..., torch.optim.Optimizer] = "adam",
-        lr: float = 1e-3,
-        weight_decay: float = 0.0,
+        lr: float | Tensor = 1e-3,
+        weight_decay: float | Tensor = 0.0,
         steps: int = 1,
         frozen: str | Iterable[str] | None = None,
         logits: LogitsOption = None,
@@ -79,8 +79,8 @@ class Learner(Adapter):
         if not callable(optimizer) and optimizer not in OPTIMIZERS:
             raise unknown_name("optimizer", optimizer, OPTIMIZERS)
         for name, value in (("lr", lr), ("weight_decay", weight_decay)):
-            if not isinstance(value, int | float | Tensor) or isinstance(value, bool):
-                raise TypeError(f"{name} is a number, got {value!r}.")
+            if value < 0:
+                raise ValueError(f"{name} is a number of at least 0, got {value!r}.")
         self.steps = steps
         self.frozen = frozen
         make = optimizer if callable(optimizer) else OPTIMIZERS[optimizer]

@@ -31,6 +31,8 @@ class MDIA(Adapter):
     def __init__(self, model: nn.Module, *, prior: float = 0.6, terminal: int = 8, **options: Any) -> None:
         super().__init__(model, **options)
         self.policy = policies.interpolate(prior)
+        if terminal < 0:
+            raise ValueError(f"terminal is a number of layers, at least 0; got {terminal}.")
         count = min(terminal, len(self.layers) // 3)
         if count < terminal:
             warnings.warn(

@@ -102,7 +102,7 @@ class Past(Adapter):
             ("batch_size", "images", batch_size, 1),
             ("two_pass_batches", "batches", two_pass_batches, 0),
         ):
-            if not isinstance(value, int) or isinstance(value, bool) or value < least:
+            if value < least:
                 raise ValueError(f"{name} is a number of {of}, at least {least}; got {value!r}.")
         self.momentum = policies.ema(momentum).weight
         self.batch_size = batch_size

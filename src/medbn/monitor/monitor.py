@@ -13,6 +13,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from .._check_types import wrong_type
 from .._errors import unknown_name
 from ..layers import RobustBatchNorm
 from ..methods import Adapter, group_stages
@@ -103,9 +104,13 @@ class Monitor:
                 "each process of a group watches its own images, and on_alarm='pause' and 'rollback' would act in one"
                 " process only; give a function of the alarm that tells all of them."
             )
-        for name, count in (("snapshot_every", snapshot_every), ("snapshots", snapshots), ("history", history)):
-            if not isinstance(count, int) or count < 1:
-                raise ValueError(f"{name} is a number of at least 1, got {count!r}.")
+        least = {"snapshot_every": 1, "snapshots": 1, "history": 1, "rollbacks": 0}
+        for name, count in zip(least, (snapshot_every, snapshots, history, rollbacks), strict=True):
+            problem = wrong_type(count, "int")
+            if problem or count < least[name]:
+                raise ValueError(f"{name} {problem or f'is a number of at least {least[name]}, got {count}.'}")
+        if not isinstance(exporters, Sequence) or not all(hasattr(one, "export") for one in exporters):
+            raise TypeError(f"exporters is a list of objects with export and close; got {exporters!r:.60}.")
         self.adapter = adapter
         self.exporters = tuple(exporters)
         self.records: deque[Record] = deque(maxlen=history)

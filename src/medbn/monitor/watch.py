@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 
+from .._check_types import wrong_type
 from .._errors import unknown_name
 from . import signals
 from .martingale import Martingale
@@ -34,7 +35,7 @@ class Watch:
         seed: int = 0,
         learns: bool = False,
     ) -> None:
-        if not 0 < alpha < 1:
+        if wrong_type(alpha, "float") or not 0 < alpha < 1:
             raise ValueError(f"alpha is a probability between 0 and 1, got {alpha!r}.")
         self.alpha, self.seed, self.learns = alpha, seed, learns
         self.patterns = None if patterns is None else ([patterns] if isinstance(patterns, str) else list(patterns))
@@ -58,6 +59,8 @@ class Watch:
                 raise ValueError(f"reference is a number of batches, at least 2, or their records; got {reference!r}.")
             self.length, values = reference, []
         else:
+            if not isinstance(reference, Sequence) or not all(isinstance(record, Record) for record in reference):
+                raise TypeError(f"reference is a number of batches or a list of their records; got {reference!r:.60}.")
             values = [record.signals for record in reference]
             self.length = len(values)
             if self.length < 2:
