@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import re
 import runpy
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 FOLDER = Path(__file__).parents[1] / "examples"
 
@@ -49,6 +53,24 @@ def test_images_of_ones_own_are_corrupted_and_adapted_to(capsys):
     assert all(errors(line)[0] < errors(source)[0] for line in adapted)
 
 
+@pytest.mark.slow
+def test_two_processes_have_the_error_of_one():
+    if not torch.distributed.is_available() or not torch.distributed.is_gloo_available():
+        pytest.skip("this torch has no gloo")
+    script = str(FOLDER / "several_processes.py")
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
+    # On a machine with a GPU, both processes would share it, which NCCL refuses.
+    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
+    printed = [
+        subprocess.run([*launch, count, script], env=environment, capture_output=True, text=True, check=True).stdout
+        for count in ("1", "2")
+    ]
+    assert printed[1].startswith("2 processes, 400 images")
+    assert errors(printed[0]) == pytest.approx(errors(printed[1]), abs=0.3)  # one image
+    assert 5 < errors(printed[1])[0] < 30
+
+
 def test_every_example_is_run_by_a_test():
-    tested = {"corruption_errors", "corruption_grid", "own_images"} | {"own_method"}  # tests/methods/test_own_method.py
+    tested = {"corruption_errors", "corruption_grid", "own_images", "several_processes"}
+    tested |= {"own_method"}  # tests/methods/test_own_method.py
     assert {file.stem for file in FOLDER.glob("*.py")} == tested

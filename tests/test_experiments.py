@@ -60,6 +60,8 @@ TRAIN = "medbn train resnet26 --data cifar10 --out "
         ("monitor_detection.py --data cifar10-c", TRAIN),
         ("monitor_detection.py --clean 30", "--clean must be at least"),
         ("shifting_stream.py --batches 0", "at least 1"),
+        ("costs.py none.db", "no store none.db"),
+        ("group_cost.py --shape 3x3", "BxCxHxW"),
         ("stored_attacks.py a.db b.db --data photos", "neither digits"),
         ("changes.py", TRAIN),
         ("changes.py alarm", "alarms, errors, owned"),
@@ -298,3 +300,17 @@ def test_attacks_of_a_store_are_shown_in_figures(monkeypatch, capsys, tmp_path):
         fresh = analysis.Experiment(settings).poisoned(cell)
     assert not torch.equal(shown, fresh)  # from the store, and not crafted again
     torch.testing.assert_close(shown, fresh, rtol=0, atol=1 / 255)
+
+
+@pytest.mark.slow
+def test_the_cost_of_groups_is_measured(monkeypatch, capsys, tmp_path):
+    if not torch.distributed.is_available() or not torch.distributed.is_gloo_available():
+        pytest.skip("this torch has no gloo")
+    options = "--shape 4x3x2x2 --processes 2 --rounds 3 --json cost.json"
+    assert run(monkeypatch, "group_cost.py", *options.split()) == 0
+    rows = {(row["layer"], row["direction"]): row for row in json.loads((tmp_path / "cost.json").read_text())["rows"]}
+    assert "image_median" in capsys.readouterr().out
+    # Means, squared deviations and the number of images, in float64; means and variances of two images, and a mask.
+    assert (rows["mean", "forward"]["rounds"], rows["mean", "forward"]["bytes"]) == (1, 8 * (3 + 3 + 1))
+    assert (rows["image_median", "forward"]["rounds"], rows["image_median", "forward"]["bytes"]) == (2, 8 + 4 * 2 * 7)
+    assert rows["median", "backward"]["rounds"] == 1

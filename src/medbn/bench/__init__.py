@@ -6,7 +6,7 @@ from medbn import bench
     bench.run(recipe, "results.db", place=bench.Place(device="cuda"))
 """
 
-from . import intervals, published, recipe_file, recipes, results, time_estimate
+from . import costs, intervals, published, recipe_file, recipes, results, time_estimate
 from .cell import UNCORRUPTED, Attack, Cell, Setting, effective_attack
 from .cell_rows import ContradictionError
 from .cell_stream import in_memory_format, make_adapter
@@ -18,6 +18,7 @@ from .merge import Merged, merge
 from .metrics import error_rate
 from .pictures import Strip, read_strips
 from .place import Place, deterministic, machine_facts
+from .plan import Plan, plan
 from .ray_executor import Ray
 from .recipe import AXES, DEFENCES, DIGITS, SCENES, SWEEPS, Recipe
 from .requirements import (
@@ -54,6 +55,7 @@ __all__ = [
     "Merged",
     "MissingError",
     "Place",
+    "Plan",
     "Processes",
     "Ray",
     "Recipe",
@@ -65,6 +67,7 @@ __all__ = [
     "StoreError",
     "Strip",
     "check_requirements",
+    "costs",
     "deterministic",
     "effective_attack",
     "error_rate",
@@ -76,6 +79,7 @@ __all__ = [
     "make_adapter",
     "merge",
     "missing_requirements",
+    "plan",
     "published",
     "read_strips",
     "recipe_file",

@@ -18,7 +18,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from .. import data, estimators, models
 from .._environment import device_name, versions
 from .._files import replace_atomically
-from .cell import Cell
+from .cell import Cell, Setting
 from .cell_stream import make_adapter
 from .loading import load_cell
 from .place import Place
@@ -132,14 +132,10 @@ def estimate_seconds(recipe: Recipe, per_second: float) -> float:
     total = 0.0
     poisoned: set[Hashable] = set()
     for cell in recipe.cells():
-        images, shape = _dataset_size(cell.setting.data)
-        if cell.setting.size is not None:
-            shape = (shape[0], *cell.setting.size)
-        whole = images // cell.setting.batch_size
-        batches = min(recipe.batches or whole, whole)
+        shape, batches = image_shape(cell.setting), count_batches(cell, recipe.batches)
         steps = 0
         if cell.attack:
-            surrogate = _first_surrogate(cell.method, cell.setting.preset)
+            surrogate = first_surrogate(cell.method, cell.setting.preset)
             first = (cell.setting, cell.corruption, cell.estimator, cell.attack, cell.seed, surrogate)
             attacked = batches - cell.warm_up - (first in poisoned)
             poisoned.add(first)
@@ -152,7 +148,7 @@ def estimate_seconds(recipe: Recipe, per_second: float) -> float:
 
 
 @lru_cache
-def _first_surrogate(method: str, preset: str) -> Hashable:
+def first_surrogate(method: str, preset: str) -> Hashable:
     """Return a value that is equal for methods whose first poisoned batch the poison cache shares."""
     setting = replace(DIGITS, preset=preset, batch_size=8, malicious=1)
     cell = Cell(setting, "contrast", method, "median", None, "instant")
@@ -163,6 +159,18 @@ def _first_surrogate(method: str, preset: str) -> Hashable:
     except (TypeError, ValueError):  # a method that does not take the small model
         return method
     return adapter.surrogate_key(adapter.source_state, setting.batch_size)
+
+
+def count_batches(cell: Cell, limit: int | None) -> int:
+    """Return how many batches a cell has, at most ``limit``."""
+    whole = _dataset_size(cell.setting.data)[0] // cell.setting.batch_size
+    return min(limit or whole, whole)
+
+
+def image_shape(setting: Setting) -> tuple[int, int, int]:
+    """Return the channels, height and width of the images of a setting."""
+    shape = _dataset_size(setting.data)[1]
+    return shape if setting.size is None else (shape[0], *setting.size)
 
 
 def _dataset_size(name: str) -> tuple[int, tuple[int, int, int]]:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from ._arguments import add_import, add_root, choose_device
+from ._arguments import add_import, add_root, choose_device, positive_int
 from ._completion import complete, recipe_names
 from ._terminal import format_table
 
@@ -19,10 +20,13 @@ SHORTENING = "--data, --methods, --limit, --batches"
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the command."""
-    parser.epilog = "examples:\n  medbn recipes\n  medbn recipes targeted-instant"
+    parser.epilog = "examples:\n  medbn recipes\n  medbn recipes targeted-instant\n  medbn recipes --plan 8"
     complete(parser.add_argument("name", nargs="?", metavar="RECIPE", help="describe this recipe"), recipe_names)
     add_import(parser)
     add_root(parser)
+    parser.add_argument(
+        "--plan", type=positive_int, metavar="GPUS", help="what recipes take on so many GPUs, from measured seconds"
+    )
     parser.add_argument("--device", help="estimate times for this device (default: cuda where there is one, else cpu)")
 
 
@@ -30,6 +34,10 @@ def run(options: argparse.Namespace) -> None:
     """Print all recipes as a table, or the description of one."""
     from ..bench import recipe_requirements, recipes, time_estimate
 
+    if options.plan:
+        names = [options.name] if options.name else recipes.available()
+        print_plan([recipes.get(name, imports=options.imports) for name in names], options.plan)
+        return
     device = choose_device(options.device)
     if options.name:
         describe(recipes.get(options.name, imports=options.imports), options, device)
@@ -46,6 +54,34 @@ def run(options: argparse.Namespace) -> None:
     print(format_table(("recipe", "ready", "data", "model", "time", "what"), rows))
     print(f"\ntimes are estimates for the whole recipe on {device}; shorten a run with {SHORTENING}.")
     print("describe one: medbn recipes RECIPE · run it: medbn run RECIPE · in seconds, on small images: ... --smoke")
+
+
+def print_plan(chosen: Sequence[Recipe], gpus: int) -> None:
+    """Print what recipes take on a number of GPUs."""
+    from ..bench import costs, plan
+
+    rows = []
+    for recipe in chosen:
+        one = plan(recipe, gpus)
+        tables = ", ".join(recipe.published) or "-"
+        hours = [f"{seconds / 3600:.2f}" for seconds in (one.gpu_seconds, one.seconds, one.longest)]
+        rows.append((recipe.name, tables, str(one.streams), str(one.tasks), *hours, f"{100 * one.measured:.0f} %"))
+    titles = (
+        "recipe",
+        "tables of the paper",
+        "streams",
+        "tasks",
+        "GPU hours",
+        f"hours on {gpus}",
+        "longest",
+        "measured",
+    )
+    print(format_table(titles, rows))
+    print(
+        f"\nhours are those of {costs.GPU}, from the seconds per batch that ship with medbn; what was not measured with"
+        "\nthe same model, method and estimator is scaled from what was. A task runs on one GPU: no run is shorter than"
+        "\nthe longest. Starting a task, and reading its data, is not included. docs/scale.md has more."
+    )
 
 
 def describe(recipe: Recipe, options: argparse.Namespace, device: str) -> None:
