@@ -221,14 +221,14 @@ def past() -> Rows:
 def poison(recipe: str, store: str) -> Rows:
     """Return the points of error that poison of earlier batches adds to ``past``, from the second batch on."""
 
-    def added(results: Results) -> str:
+    def describe_added(results: Results) -> str:
         return percent(added_error(first_batches(results, sys.maxsize, skip=1)), signed=True)
 
     rows = [["`past` with", "exact", "straight-through", "smooth", "worst", "batches"]]
     for estimator in LASTING:
         results = pick(recipe, store, estimator=estimator)
         later = first_batches(results.hardest(), sys.maxsize, skip=1)
-        rows.append([name_of(estimator), *gradients_of(results, estimator, added), str(len(later.batches))])
+        rows.append([name_of(estimator), *gradients_of(results, estimator, describe_added), str(len(later.batches))])
     return rows
 
 
@@ -244,7 +244,7 @@ def in_order() -> Rows:
     return [*rows, ["TeBN", *(rate(pick("in-order", estimator=estimator)) for estimator in THREE)]]
 
 
-def printed(name: str, method: str, estimator: str) -> float:
+def printed_number(name: str, method: str, estimator: str) -> float:
     """Return a number that the paper prints for CIFAR-10-C."""
     value = published.get(name).lookup(dataset="cifar10-c", method=method, estimator=estimator)
     return math.nan if value is None else value
@@ -252,7 +252,7 @@ def printed(name: str, method: str, estimator: str) -> float:
 
 def printed_harm(method: str, estimator: str) -> float:
     """Return the error that the indiscriminate attack adds in the paper."""
-    return printed("indiscriminate-instant", method, estimator) - printed("no-attack", method, estimator)
+    return printed_number("indiscriminate-instant", method, estimator) - printed_number("no-attack", method, estimator)
 
 
 def arrow(values: Sequence[str]) -> str:
@@ -266,9 +266,13 @@ def beside_paper(method: str) -> list[tuple[str, str, str]]:
     hits = [rate(pick("targeted-instant", method=method, estimator=one)) for one in pair]
     harm = [percent(added_error(pick("indiscriminate-instant", method=method, estimator=one))) for one in pair]
     base, median = (pick("no-attack", method=method, estimator=one) for one in pair)
-    theirs = [printed("no-attack", method, one) for one in pair]
+    theirs = [printed_number("no-attack", method, one) for one in pair]
     return [
-        ("targeted success", arrow([f"{printed('targeted-instant', method, one):.1f}" for one in pair]), arrow(hits)),
+        (
+            "targeted success",
+            arrow([f"{printed_number('targeted-instant', method, one):.1f}" for one in pair]),
+            arrow(hits),
+        ),
         (
             "error that the indiscriminate attack adds",
             arrow([f"{printed_harm(method, k):.1f}" for k in pair]),

@@ -19,7 +19,7 @@ from medbn.bench import Event, Recipe
 Pieces = Mapping[str, Sequence[Recipe]]
 
 
-def shuffled(name: str, data: str = "cifar10-c", seeds: tuple[int, ...] = (1,), **narrowing: Any) -> Recipe:
+def shuffled_recipe(name: str, data: str = "cifar10-c", seeds: tuple[int, ...] = (1,), **narrowing: Any) -> Recipe:
     """Return a recipe of the bench on a dataset with shuffled streams; ``narrowing`` is that of ``Recipe.narrow``."""
     return bench.recipes.get(name).narrow(data=[data], seeds=seeds, **narrowing)
 

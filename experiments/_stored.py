@@ -53,7 +53,7 @@ def table(name: str) -> Callable[[Callable[[], Rows]], Callable[[], Rows]]:
 
 
 @cache
-def stored(store: str = "cifar10-c") -> dict[str, Results]:
+def read_store(store: str = "cifar10-c") -> dict[str, Results]:
     """Return the results of a committed store by the name of the recipe."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "store.db"
@@ -71,7 +71,7 @@ def pick(recipe: str, store: str = "cifar10-c", objective: str | None = None, **
         parts = (cell, cell.setting, cell.attack)
         return all(any(getattr(part, name, None) == value for part in parts) for name, value in fields.items())
 
-    return stored(store)[recipe].select(fits)
+    return read_store(store)[recipe].select(fits)
 
 
 def worst_of(results: Results) -> Results:

@@ -99,13 +99,13 @@ def count_alarms(model: nn.Module, options: argparse.Namespace) -> Iterator[Row]
         tta = detector(stub, options)
         first, later = [0, 0], 0
         for number, (images, _, position) in enumerate(stream(options, batches, seed)):
-            before = found(tta)
+            before = count_changes(tta)
             tta(images)
             if position == 0 and number:
-                first[0] += found(tta) - before
+                first[0] += count_changes(tta) - before
                 first[1] += 1
             elif number:
-                later += found(tta) - before
+                later += count_changes(tta) - before
         yield {"every": batches, "order": seed, "found": first, "other alarms": [later, number + 1 - first[1] - 1]}
     malicious = slice(options.size - options.size // 5, options.size)
     kinds = ["none", *IMAGES, *(["crafted"] if options.steps else [])]
@@ -115,7 +115,7 @@ def count_alarms(model: nn.Module, options: argparse.Namespace) -> Iterator[Row]
             tta = detector(stub, options)
             limit = max(options.batches) if kind != "crafted" else 14
             for number, (images, labels) in enumerate(load(options, corruption, limit)):
-                poisoned, before = images, found(tta)
+                poisoned, before = images, count_changes(tta)
                 if kind in IMAGES:
                     poisoned = DIA(steps=0, start=kind)(tta, images, labels, malicious)
                 elif kind == "crafted" and number:
@@ -123,7 +123,7 @@ def count_alarms(model: nn.Module, options: argparse.Namespace) -> Iterator[Row]
                     attack = DIA(objective, steps=options.steps, step_size=0.1, start="clean")
                     poisoned = attack(tta, images, labels, malicious)
                 tta(poisoned)
-                alarms += found(tta) - before if number else 0
+                alarms += count_changes(tta) - before if number else 0
                 count += bool(number)
         yield {"malicious": kind, "false alarms": [alarms, count]}
 
@@ -143,7 +143,7 @@ def detector(model: nn.Module, options: argparse.Namespace, **more: Any) -> medb
     return medbn.adapt(model, "past", "image_median@0.5", batch_size=options.size, **DETECT, **more)
 
 
-def found(tta: medbn.methods.Adapter) -> int:
+def count_changes(tta: medbn.methods.Adapter) -> int:
     """Return how many changes an adapter has found."""
     return int(tta.memory.get("declared", 0) + tta.memory.get("returned", 0))
 
@@ -162,7 +162,7 @@ def measure_errors(model: nn.Module, options: argparse.Namespace) -> Iterator[Ro
             for images, labels, position in stream(options, batches, seed):
                 for adapter, counted in zip(adapters, errors, strict=True):
                     counted.append((position, error_of(predict_logits(adapter, images), labels)))
-            alarms = [before + found(a) for before, a in zip(alarms, adapters, strict=True)]
+            alarms = [before + count_changes(a) for before, a in zip(alarms, adapters, strict=True)]
         for i, (method, estimator, changes) in enumerate(chosen):
             values = [error for _, error in errors[i]]
             first = [error for position, error in errors[i] if position == 0]
@@ -205,7 +205,7 @@ def attack_memory(model: nn.Module, options: argparse.Namespace) -> Iterator[Row
         yield {
             "share": share, "attack": name, "every": every, "method": method, "estimator": estimator,
             "options": changes, "error": mean_and_interval(attacked), "without": mean_and_interval(clean),
-            "added": mean_and_interval(added), "changes found": found(adapter), "n": len(added),
+            "added": mean_and_interval(added), "changes found": count_changes(adapter), "n": len(added),
         }  # fmt: skip
 
 

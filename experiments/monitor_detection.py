@@ -65,10 +65,10 @@ def main() -> None:
     if options.clean < least:
         raise ValueError(f"--clean must be at least {least}, got {options.clean}.")
     settings = {name: value for name, value in vars(options).items() if name not in ("json", "minutes", "root")}
-    record: dict[str, Any] = {"settings": _measured(settings), "batches": {}}
+    record: dict[str, Any] = {"settings": _select_measured(settings), "batches": {}}
     if options.json.exists():
         record = json.loads(options.json.read_text())
-        if record["settings"] != _measured(settings):
+        if record["settings"] != _select_measured(settings):
             raise ValueError(f"{options.json} was measured with other options; give another file with --json.")
     place = Place(device=options.device)
     with deterministic(place):
@@ -152,7 +152,7 @@ def conditions(options: argparse.Namespace) -> dict[str, tuple[int, Batches]]:
     def plain(corruption: str, first_seed: int, classes: int | None = None) -> Batches:
         return lambda adapter, number: (*draw(corruption, first_seed + number, classes), None)
 
-    def attacked(attack: Any) -> Batches:
+    def attack_stream(attack: Any) -> Batches:
         malicious = slice(options.images - options.images // 5, options.images)
 
         def batch(adapter: Adapter, number: int) -> tuple[Tensor, Tensor, attacks.Objective]:
@@ -182,7 +182,7 @@ def conditions(options: argparse.Namespace) -> dict[str, tuple[int, Batches]]:
             for name in options.changes
         },
         "label shift: two classes": (options.attacked, plain(options.corruption, 3 * 10**6, classes=2)),
-        **{name: (options.attacked, attacked(attack)) for name, attack in crafted.items()},
+        **{name: (options.attacked, attack_stream(attack)) for name, attack in crafted.items()},
     }
 
 
@@ -269,7 +269,7 @@ def show(options: argparse.Namespace, record: dict[str, Any]) -> None:
         print(f"| {name} | {100 * own[0]['harm']:.0f} % |{cells}")
 
 
-def _measured(settings: dict[str, Any]) -> dict[str, Any]:
+def _select_measured(settings: dict[str, Any]) -> dict[str, Any]:
     """Return the options that the measured signals depend on."""
     return {k: v for k, v in settings.items() if k not in ("reference", "before", "streams", "attacked", "clean")}
 

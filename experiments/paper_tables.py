@@ -16,7 +16,7 @@ import sys
 from dataclasses import replace
 from typing import Any
 
-from _pieces import Pieces, add_options, run, select_attacks, shuffled
+from _pieces import Pieces, add_options, run, select_attacks, shuffled_recipe
 from medbn import bench, cli
 from medbn.bench import DEFENCES, Recipe
 from medbn.data import find_root
@@ -36,12 +36,12 @@ POISONED = ("tebn", "eata", "sotta", "sema")
 def worst_case(data: str, objective: str, seeds: tuple[int, ...] = (1,), **narrowing: Any) -> Recipe:
     """Return the three gradients against TeBN with one objective."""
     narrowing = {"methods": ("tebn",), "batches": 1, **narrowing}
-    return select_attacks(shuffled("worst-case", data, seeds, **narrowing), objective=objective)
+    return select_attacks(shuffled_recipe("worst-case", data, seeds, **narrowing), objective=objective)
 
 
 def past(data: str, batches: int, poisoned: int) -> list[Recipe]:
     """Return ``past`` without attack, which shows what is predicted so anyway, and with poison that stays."""
-    anyway = shuffled("no-attack", data, methods=("past",), estimators=LASTING, batches=batches)
+    anyway = shuffled_recipe("no-attack", data, methods=("past",), estimators=LASTING, batches=batches)
     poison = worst_case(
         data, "indiscriminate", methods=("past",), estimators=LASTING, batches=poisoned, corruptions=FAMILIES
     )
@@ -59,29 +59,29 @@ def past(data: str, batches: int, poisoned: int) -> list[Recipe]:
 def cumulative(data: str, batches: int) -> list[Recipe]:
     """Return both attacks on one corruption of each kind where the poison stays."""
     narrowing: dict[str, Any] = {"methods": POISONED, "batches": batches, "corruptions": FAMILIES}
-    return [shuffled(f"{objective}-cumulative-per-corruption", data, **narrowing) for objective in OBJECTIVES]
+    return [shuffled_recipe(f"{objective}-cumulative-per-corruption", data, **narrowing) for objective in OBJECTIVES]
 
 
 def cifar10() -> Pieces:
     """Return what docs/results/cifar10-c.md lists as missing."""
     data, again = "cifar10-c", ("sar", "sotta")
     return {
-        "knowledge": [shuffled("knowledge", data, (1, 2, 3, 4), batches=1)],
-        "architectures": [shuffled("architectures", data, batches=1)],
+        "knowledge": [shuffled_recipe("knowledge", data, (1, 2, 3, 4), batches=1)],
+        "architectures": [shuffled_recipe("architectures", data, batches=1)],
         "changed-methods": [
-            shuffled("targeted-instant", data, (1, 2, 3, 4), methods=again, batches=1),
-            shuffled("indiscriminate-instant", data, methods=again, batches=1),
-            shuffled("cumulative", data, methods=again, batches=3, corruptions=FAMILIES),
-            shuffled("no-attack", data, methods=again, batches=10),
+            shuffled_recipe("targeted-instant", data, (1, 2, 3, 4), methods=again, batches=1),
+            shuffled_recipe("indiscriminate-instant", data, methods=again, batches=1),
+            shuffled_recipe("cumulative", data, methods=again, batches=3, corruptions=FAMILIES),
+            shuffled_recipe("no-attack", data, methods=again, batches=10),
         ],
         "frost": [
             *(recipe.narrow(corruptions=("frost",)) for name in ("instant", "worst-case") for recipe in PIECES[name]),
-            shuffled(
+            shuffled_recipe(
                 "no-attack", data, methods=tuple(m for m in EVERY if m != "eata"), batches=10, corruptions=("frost",)
             ),
         ],
-        "cumulative": [shuffled("cumulative", data, batches=3)],
-        "sizes": [shuffled(f"{name}-indiscriminate", data, batches=1) for name in ("malicious", "batch-size")],
+        "cumulative": [shuffled_recipe("cumulative", data, batches=3)],
+        "sizes": [shuffled_recipe(f"{name}-indiscriminate", data, batches=1) for name in ("malicious", "batch-size")],
         "worst-case": [
             worst_case(data, "targeted", (2, 3, 4), estimators=("mad", "image_median@0.5")),
             worst_case(data, "indiscriminate", estimators=("image_median@0.5",)),
@@ -94,11 +94,11 @@ def cifar100() -> Pieces:
     """Return the paper's tables on CIFAR-100-C, and the worst of three gradients."""
     data = "cifar100-c"
     return {
-        "no-attack": [shuffled("no-attack", data, methods=EVERY, batches=10)],
+        "no-attack": [shuffled_recipe("no-attack", data, methods=EVERY, batches=10)],
         "instant": [
-            shuffled("targeted-instant", data, (1, 2, 3, 4), methods=("tebn",), batches=1),
-            shuffled("targeted-instant", data, (1, 2), methods=OTHERS, batches=1),
-            shuffled("indiscriminate-instant", data, batches=1),
+            shuffled_recipe("targeted-instant", data, (1, 2, 3, 4), methods=("tebn",), batches=1),
+            shuffled_recipe("targeted-instant", data, (1, 2), methods=OTHERS, batches=1),
+            shuffled_recipe("indiscriminate-instant", data, batches=1),
         ],
         "worst-case": [
             worst_case(data, "targeted", (1, 2, 3, 4), estimators=WORST),
@@ -106,9 +106,11 @@ def cifar100() -> Pieces:
         ],
         "past": past(data, batches=50, poisoned=6),
         "cumulative": cumulative(data, batches=3),
-        "mad": [shuffled("mad", data, batches=1)],
-        "sizes": [shuffled(f"{n}-{o}", data, batches=1) for n in ("malicious", "batch-size") for o in OBJECTIVES],
-        "architectures": [shuffled("architectures", data, batches=1)],
+        "mad": [shuffled_recipe("mad", data, batches=1)],
+        "sizes": [
+            shuffled_recipe(f"{n}-{o}", data, batches=1) for n in ("malicious", "batch-size") for o in OBJECTIVES
+        ],
+        "architectures": [shuffled_recipe("architectures", data, batches=1)],
     }
 
 
@@ -120,17 +122,17 @@ def imagenet() -> Pieces:
     data = "imagenet-c"
     others = ("straight_through", "smooth")
     pieces = {
-        "no-attack": [shuffled("no-attack", data, methods=EVERY, batches=5)],
+        "no-attack": [shuffled_recipe("no-attack", data, methods=EVERY, batches=5)],
         "instant": [
-            shuffled("targeted-instant", data, (1, 2), methods=("tebn",), batches=1),
+            shuffled_recipe("targeted-instant", data, (1, 2), methods=("tebn",), batches=1),
             select_attacks(worst_case(data, "targeted", estimators=DEFENCES), gradients=others),
-            shuffled("targeted-instant", data, methods=AVERAGING, batches=1),
-            shuffled("indiscriminate-instant", data, methods=("tebn",), batches=1),
+            shuffled_recipe("targeted-instant", data, methods=AVERAGING, batches=1),
+            shuffled_recipe("indiscriminate-instant", data, methods=("tebn",), batches=1),
         ],
         "worst-case": [worst_case(data, objective, estimators=WORST) for objective in OBJECTIVES],
         "past": past(data, batches=5, poisoned=3),
         "cumulative": cumulative(data, batches=2),
-        "mad": [shuffled("mad", data, batches=1)],
+        "mad": [shuffled_recipe("mad", data, batches=1)],
     }
     return {name: [_with_validation_images(recipe) for recipe in recipes] for name, recipes in pieces.items()}
 

@@ -16,7 +16,7 @@ import sys
 from dataclasses import replace
 from typing import Any
 
-from _pieces import add_options, run, select_attacks, shuffled
+from _pieces import add_options, run, select_attacks, shuffled_recipe
 from medbn import bench, cli
 from medbn.bench import DEFENCES, Recipe
 
@@ -40,13 +40,13 @@ def moving_average(name: str, weight: float, recipe: str = "memory", **narrowing
     """Return a recipe with a moving average that includes the batch itself with a weight."""
     options = {"sema": {"momentum": weight, "counted": True}}
     about = f"Ours: a moving average that includes the batch with a weight of {weight:g}."
-    return replace(shuffled(recipe, options=options, **narrowing), name=name, about=about)
+    return replace(shuffled_recipe(recipe, options=options, **narrowing), name=name, about=about)
 
 
 def past(name: str, recipe: str, **narrowing: Any) -> Recipe:
     """Return a recipe with ``past``, a moving average of earlier batches alone."""
     about = "Ours: a moving average of the batches before, so that no image depends on another one of its batch."
-    return replace(shuffled(recipe, methods=("past",), **narrowing), name=name, about=about)
+    return replace(shuffled_recipe(recipe, methods=("past",), **narrowing), name=name, about=about)
 
 
 def poison_past(name: str, **narrowing: Any) -> Recipe:
@@ -56,27 +56,27 @@ def poison_past(name: str, **narrowing: Any) -> Recipe:
 
 
 PIECES: dict[str, list[Recipe]] = {
-    "no-attack": [shuffled("no-attack", methods=ALL, estimators=DEFENCES, batches=10)],
+    "no-attack": [shuffled_recipe("no-attack", methods=ALL, estimators=DEFENCES, batches=10)],
     "instant": [
-        shuffled("targeted-instant", batches=1, seeds=SEEDS),
-        shuffled("indiscriminate-instant", batches=1),
-        shuffled("indiscriminate-instant", batches=1, methods=("tebn",), seeds=SEEDS[1:]),
+        shuffled_recipe("targeted-instant", batches=1, seeds=SEEDS),
+        shuffled_recipe("indiscriminate-instant", batches=1),
+        shuffled_recipe("indiscriminate-instant", batches=1, methods=("tebn",), seeds=SEEDS[1:]),
     ],
     "worst-case": [
-        shuffled("worst-case", estimators=DEFENCES, batches=1),
+        shuffled_recipe("worst-case", estimators=DEFENCES, batches=1),
         select_attacks(
-            shuffled("worst-case", estimators=DEFENCES, batches=1, seeds=SEEDS[1:], methods=("tebn",)),
+            shuffled_recipe("worst-case", estimators=DEFENCES, batches=1, seeds=SEEDS[1:], methods=("tebn",)),
             objective="targeted",
         ),
-        shuffled("worst-case", estimators=("mad", "mad_scaled"), batches=1),
+        shuffled_recipe("worst-case", estimators=("mad", "mad_scaled"), batches=1),
     ],
     "in-order": [
         in_file_order("in-order", "targeted-instant", methods=["tebn"], batches=2),
         in_file_order("in-order-noise", "indiscriminate-instant", corruptions=["gaussian_noise"], batches=3),
     ],
     "priors": [
-        shuffled("no-attack", methods=("tebn",), estimators=MIXED, batches=50),
-        shuffled("frontier", estimators=("image_median", "image_median@0.6"), batches=1, seeds=SEEDS),
+        shuffled_recipe("no-attack", methods=("tebn",), estimators=MIXED, batches=50),
+        shuffled_recipe("frontier", estimators=("image_median", "image_median@0.6"), batches=1, seeds=SEEDS),
     ],
     "memory": [
         moving_average("memory-no-attack", 0.05, "no-attack", methods=("sema",), estimators=LASTING, batches=50),
@@ -103,21 +103,22 @@ PIECES: dict[str, list[Recipe]] = {
         for weight in (0.1, 0.2, 0.5)
     ],
     "ablations": [
-        shuffled("epsilon", batches=1),
-        shuffled("malicious-targeted", batches=1),
-        shuffled("malicious-indiscriminate", batches=1, corruptions=FAMILIES),
+        shuffled_recipe("epsilon", batches=1),
+        shuffled_recipe("malicious-targeted", batches=1),
+        shuffled_recipe("malicious-indiscriminate", batches=1, corruptions=FAMILIES),
         replace(
             select_attacks(
-                shuffled("worst-case", batches=1, methods=("tebn",), estimators=DEFENCES[1:]), objective="targeted"
+                shuffled_recipe("worst-case", batches=1, methods=("tebn",), estimators=DEFENCES[1:]),
+                objective="targeted",
             ),
             name="malicious-gradients",
             about="Ours: many malicious images, targeted, and the worst of three gradients.",
             settings=bench.recipes.get("malicious-targeted").narrow(data=["cifar10-c"]).settings[-2:],
         ),
-        shuffled("batch-size-targeted", batches=1),
-        shuffled("batch-size-indiscriminate", batches=1, corruptions=FAMILIES),
+        shuffled_recipe("batch-size-targeted", batches=1),
+        shuffled_recipe("batch-size-indiscriminate", batches=1, corruptions=FAMILIES),
     ],
-    "cumulative": [shuffled("cumulative", batches=3, corruptions=FAMILIES[::2])],
+    "cumulative": [shuffled_recipe("cumulative", batches=3, corruptions=FAMILIES[::2])],
     "poison": [
         poison_past("past-cumulative", estimators=LASTING, batches=6),
         select_attacks(

@@ -81,9 +81,18 @@ def test_ctrl_c_stops_cleanly_and_says_how_to_continue(jobs, tmp_path):
 @pytest.mark.slow
 def test_recipes_lists_everything(capsys, tmp_path, monkeypatch):
     monkeypatch.setattr("medbn.data.cache_folder", lambda: tmp_path)
-    assert main(["recipes", "--root", str(tmp_path), "--device", "cpu"]) == 0
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "listed_module.py").write_text(
+        "from medbn import bench\n"
+        "@bench.recipes.register('from-a-module')\n"
+        "def recipe():\n    return bench.Recipe(settings=(bench.recipes.DIGITS,))\n"
+    )
+    try:
+        assert main(["recipes", "--root", str(tmp_path), "--device", "cpu", "--import", "listed_module"]) == 0
+    finally:
+        bench.recipes.unregister("from-a-module")
     printed = capsys.readouterr().out
-    for name in medbn.bench.recipes.available():
+    for name in [*medbn.bench.recipes.available(), "from-a-module"]:
         assert f"\n{name} " in f"\n{printed}"
     assert main(["recipes", "knowledge", "--root", str(tmp_path)]) == 0
     printed = capsys.readouterr().out
@@ -115,6 +124,7 @@ def test_recipes_lists_everything(capsys, tmp_path, monkeypatch):
         (["report", "{}/half.toml"], "not a store"),
         (["report", "{}/half.toml", "--format", "word"], "Available: csv, html"),
         (["recipes", "demos"], "Did you mean 'demo'"),
+        (["recipes", "--import", "no_module"], "no_module"),
         (["demo", "--sead=3"], "--sead"),
         (["dance"], "invalid choice"),
         ([], "required: COMMAND"),

@@ -63,7 +63,7 @@ def measure(experiment: Experiment) -> Numbers:
         for objective in compared_objectives(settings):
             totals: dict[tuple[str, str], Passed] = {}
             for number in range(settings.batches):
-                cell = _attacked(experiment, objective, corruption)
+                cell = _attacked_cell(experiment, objective, corruption)
                 with torch.no_grad():
                     logits = experiment.adapter(cell).surrogate()(experiment.poisoned(cell, number))
                 for key, passed in count_passed(learners, logits, experiment.benign).items():
@@ -89,23 +89,23 @@ def cells(experiment: Experiment) -> Iterator[Cell]:
     """Yield the cells of the attacked batches, and of the methods that filter them."""
     for corruption in _corruptions(experiment):
         yield from (
-            _attacked(experiment, objective, corruption) for objective in compared_objectives(experiment.settings)
+            _attacked_cell(experiment, objective, corruption) for objective in compared_objectives(experiment.settings)
         )
-        yield from (_filtering(experiment, method, corruption) for method in METHODS)
+        yield from (_method_cell(experiment, method, corruption) for method in METHODS)
 
 
 def _corruptions(experiment: Experiment) -> tuple[str, ...]:
     return experiment.settings.corruptions or corruptions.NAMES
 
 
-def _attacked(experiment: Experiment, objective: str, corruption: str) -> Cell:
+def _attacked_cell(experiment: Experiment, objective: str, corruption: str) -> Cell:
     settings = experiment.settings
     return experiment.cell(
         settings.estimators[0], objective=objective, corruption=corruption, epsilon=settings.epsilons[0]
     )
 
 
-def _filtering(experiment: Experiment, method: str, corruption: str) -> Cell:
+def _method_cell(experiment: Experiment, method: str, corruption: str) -> Cell:
     return experiment.cell(experiment.settings.estimators[0], method=method, corruption=corruption)
 
 
@@ -114,7 +114,7 @@ def _serve_clean(experiment: Experiment, method: str, corruption: str) -> Learne
 
     The first batch is served again where a stream has no more.
     """
-    cell = _filtering(experiment, method, corruption)
+    cell = _method_cell(experiment, method, corruption)
     adapter = experiment.adapter(cell)
     if not isinstance(adapter, Learner):
         raise TypeError(f"{method} learns nothing, so it has no filters.")

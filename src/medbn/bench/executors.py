@@ -111,7 +111,7 @@ class Processes:
             tasks.put([(cell.to_dict(), batches) for cell, batches in group])
         for _ in range(self.jobs):
             tasks.put(None)
-        arguments = (tasks, messages, str(store), self.place, user_modules.listed())
+        arguments = (tasks, messages, str(store), self.place, user_modules.list_modules())
         workers = [context.Process(target=_work, args=arguments, daemon=True) for _ in range(self.jobs)]
         with _ignore_interrupts():
             for worker in workers:

@@ -198,7 +198,7 @@ class _Driver:
             return
         rows = [read_rows(self.store, key) for _, _, key in group.cells]
         cells = [(cell.to_dict(), batches, key) for cell, batches, key in group.cells]
-        self.running[self.task.remote(cells, rows, self.place, user_modules.listed())] = group
+        self.running[self.task.remote(cells, rows, self.place, user_modules.list_modules())] = group
 
     def _receive(self, stream: Any) -> None:
         """Take one message of a task, or its end."""

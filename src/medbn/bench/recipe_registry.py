@@ -48,12 +48,12 @@ def register(name: str, *, replace: bool = False) -> Callable[[Function], Functi
     """
 
     def add(function: Function) -> Function:
-        def named() -> Recipe:
+        def make_recipe() -> Recipe:
             recipe = function()
             return dataclasses.replace(recipe, name=name, about=recipe.about or (function.__doc__ or "").strip())
 
-        _registry.register(name, named, replace=replace)
-        return named
+        _registry.register(name, make_recipe, replace=replace)
+        return make_recipe
 
     return add
 

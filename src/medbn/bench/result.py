@@ -138,7 +138,7 @@ class Results:
             which: ``"wrong"``, benign images under attack; ``"wrong_without"``, the same images without the attack;
                 ``"wrong_clean"``, all images without the attack.
         """
-        counted = self._counted(which)
+        counted = self._select_batches(which)
         if not counted:
             return None
         if self.dense:
@@ -228,7 +228,7 @@ class Results:
             if which in batch
         }
 
-    def _counted(self, which: str) -> dict[tuple[Any, ...], dict[str, Any]]:
+    def _select_batches(self, which: str) -> dict[tuple[Any, ...], dict[str, Any]]:
         """Return the metrics of the batches that have ``which``.
 
         Without attack, a batch is the same for all attacks, and counts once.
@@ -247,7 +247,7 @@ class Results:
         }
 
     def _matrices(self, which: str) -> dict[tuple[Any, ...], Tensor]:
-        return _read_matrices(self._counted(which), which)
+        return _read_matrices(self._select_batches(which), which)
 
     def _paired_matrices(self, which: str) -> dict[tuple[Any, ...], Tensor]:
         return _read_matrices(self._by_batch(which), which)

@@ -67,7 +67,7 @@ def allow(model: str, folder: Path) -> None:
     use(({top: file}, []))
 
 
-def listed() -> UserModules:
+def list_modules() -> UserModules:
     """Return what ``use`` needs to know in another process."""
     return dict(_files), list(_imported)
 

@@ -118,13 +118,13 @@ def run(options: argparse.Namespace) -> None:
             path = locate(options.source, name, "json")
             output.write(read_numbers(path, name))
     else:
-        for numbers in measured(options, names):
+        for numbers in measure_figures(options, names):
             output.write(numbers)
     if options.name == ALL:
         output.write_contact_sheet()
 
 
-def measured(options: argparse.Namespace, names: list[str]) -> Iterator[Numbers]:
+def measure_figures(options: argparse.Namespace, names: list[str]) -> Iterator[Numbers]:
     """Yield the numbers of one figure after another, which are stored as soon as they are measured."""
     from .. import analysis
     from ..bench import Place, Store
@@ -136,12 +136,12 @@ def measured(options: argparse.Namespace, names: list[str]) -> Iterator[Numbers]
     with Store(options.store) as store:
         for name in names:
             with show_progress(name, quiet=options.quiet) as progress:
-                experiment = analysis.Experiment(settings, place, store, command, _shown_by(progress))
+                experiment = analysis.Experiment(settings, place, store, command, _report_to(progress))
                 numbers = analysis.measure(name, experiment)
             yield numbers
 
 
-def _shown_by(progress: Progress) -> Callable[[str, int, int], None]:
+def _report_to(progress: Progress) -> Callable[[str, int, int], None]:
     def on_step(what: str, done: int, steps: int) -> None:
         progress.update(done, steps, what)
 

@@ -32,15 +32,16 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> None:
     """Print all recipes as a table, or the description of one."""
-    from ..bench import recipe_requirements, recipes, time_estimate
+    from ..bench import import_modules, recipe_requirements, recipes, time_estimate
 
     if options.plan:
         names = [options.name] if options.name else recipes.available()
         print_plan([recipes.get(name, imports=options.imports) for name in names], options.plan)
         return
     device = choose_device(options.device)
+    import_modules(options.imports)
     if options.name:
-        describe(recipes.get(options.name, imports=options.imports), options, device)
+        describe(recipes.get(options.name), options, device)
         return
     speed = time_estimate.calibrate(device)
     rows = []

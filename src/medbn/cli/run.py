@@ -103,7 +103,7 @@ def run(options: argparse.Namespace) -> int:
     """Run the recipes and print their headline numbers; return the exit code."""
     if options.store is None:
         options.store = "medbn.db" if options.shard is None else "medbn-{}-of-{}.db".format(*options.shard)
-    recipes = [_narrowed_recipe(name, options) for name in options.recipes]
+    recipes = [_narrow_recipe(name, options) for name in options.recipes]
     finished = execute(recipes, options, shlex.join(["medbn", *sys.argv[1:]]))
     if not options.quiet:
         print(f"show it as a page: medbn report {shlex.quote(str(options.store))}")
@@ -175,7 +175,7 @@ def _choose_executor(options: argparse.Namespace) -> tuple[Place, Executor]:
     return place, bench.Processes(place, options.jobs) if (options.jobs or 1) > 1 else bench.InProcess(place)
 
 
-def _narrowed_recipe(name: str, options: argparse.Namespace) -> Recipe:
+def _narrow_recipe(name: str, options: argparse.Namespace) -> Recipe:
     """Return a recipe with the changes that the options ask for."""
     from dataclasses import replace
 

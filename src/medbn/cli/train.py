@@ -178,7 +178,7 @@ def _train_classification(options: argparse.Namespace, device: str, checkpoint: 
     from .. import data, training
 
     began = time.monotonic()
-    values = _given(options, "epochs", "lr", "batch_size", "weight_decay", *CLASSIFICATION)
+    values = _given_options(options, "epochs", "lr", "batch_size", "weight_decay", *CLASSIFICATION)
     plan = training.Plan(**values, seed=options.seed)
     images = data.load(options.data, "train", root=options.root)
     test = data.load(options.data, "test", root=options.root) if options.data in data.available() else None
@@ -206,7 +206,7 @@ def _train_segmentation(options: argparse.Namespace, device: str, checkpoint: Pa
     began = time.monotonic()
     if options.epochs is not None and options.within is not None:
         raise ValueError("--epochs and --within both say how long to train; give one of them.")
-    values = _given(options, "epochs", "lr", "batch_size", "weight_decay", "crop", "validate_every")
+    values = _given_options(options, "epochs", "lr", "batch_size", "weight_decay", "crop", "validate_every")
     values |= {} if options.within is None else {"minutes": options.within}
     if options.scale:
         values["scale"] = tuple(options.scale)
@@ -242,7 +242,7 @@ def _train_segmentation(options: argparse.Namespace, device: str, checkpoint: Pa
     return model, facts, f", {last.mean_iou:.1%} mean IoU on {len(validation)} validation images"
 
 
-def _given(options: argparse.Namespace, *names: str) -> dict[str, Any]:
+def _given_options(options: argparse.Namespace, *names: str) -> dict[str, Any]:
     """Return those options that were given; a plan has the defaults of the others."""
     return {name: getattr(options, name) for name in names if getattr(options, name) is not None}
 

@@ -60,7 +60,7 @@ class StateInfo:
 
 def state_info(path: str | Path) -> StateInfo:
     """Return what a file that ``tta.save`` wrote is of; a ValueError says why it is none."""
-    path = _existing(path)
+    path = _check_exists(path)
     facts, state = _read(path)
     try:
         return StateInfo(
@@ -109,7 +109,7 @@ def _capture(adapter: Stateful) -> tuple[dict[str, Any], dict[str, Any]]:
 
 def load_state(adapter: Stateful, path: str | Path) -> dict[str, Any]:
     """Return the state in a file, once it is known to fit the adapter; a ValueError says what does not."""
-    path = _existing(path)
+    path = _check_exists(path)
     facts, state = _read(path)
     own = _describe(adapter)
     layers, theirs = own["estimators"], facts.get("estimators")
@@ -177,7 +177,7 @@ def _without_options(state: dict[str, Any]) -> dict[str, Any]:
 # --- reading and writing ----------------------------------------------------------------------------------------------
 
 
-def _existing(path: str | Path) -> Path:
+def _check_exists(path: str | Path) -> Path:
     path = Path(path)
     if not path.is_file():
         problem = "is a folder, not a file" if path.is_dir() else "does not exist"

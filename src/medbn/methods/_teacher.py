@@ -36,7 +36,7 @@ class Teacher(Learner):
 
     def follow_student(self, average: float) -> None:
         """Move the teacher towards the student: θ′ ← α θ′ + (1 − α) θ."""
-        self._set(averaged(self.learned, self.memory["student"], average))
+        self._set(average_parameters(self.learned, self.memory["student"], average))
 
     def _set(self, values: dict[str, Tensor]) -> None:
         with torch.no_grad():
@@ -52,6 +52,6 @@ class Teacher(Learner):
             check_tensor(values, f"the student's {name}", student[name], tuple(parameter.shape))
 
 
-def averaged(old: dict[str, Any], new: dict[str, Tensor], weight: float) -> dict[str, Tensor]:
+def average_parameters(old: dict[str, Any], new: dict[str, Tensor], weight: float) -> dict[str, Tensor]:
     """Return a weighted average of parameters, ``weight`` being that of ``old``; those missing in ``new`` stay."""
     return {name: weight * p.detach() + (1.0 - weight) * new[name] if name in new else p for name, p in old.items()}

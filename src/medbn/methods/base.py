@@ -123,7 +123,7 @@ class Adapter(Method):
             parameter.requires_grad_(False)
         self.set_policies()
         self._policies_changed = False
-        for name in self._averaged():
+        for name in self._averaged_layers():
             layer = self.layers[name]
             layer.ema_mean, layer.ema_var = (cast(Tensor, s).clone() for s in (layer.running_mean, layer.running_var))
         self.prepare()
@@ -167,13 +167,13 @@ class Adapter(Method):
         padding = nullcontext() if inputs.valid is None else self.ignore_padding(inputs)
         if self.paused:
             with torch.no_grad(), padding:
-                return tree_map(detach_output, self._corrected(self.run_model(inputs), inputs))
+                return tree_map(detach_output, self._correct_output(self.run_model(inputs), inputs))
         with torch.set_grad_enabled(bool(self.learned)), padding:
             output, commit = self._predict(inputs)
             if self._journal is not None:
                 self._journal.copy_values(self)
             images = self._count_images(inputs, output)
-            predicted = self._corrected(output, inputs)
+            predicted = self._correct_output(output, inputs)
             batch, seen = (inputs, output) if images >= self.min_images else self._collect(inputs, output)
             if batch is not None and batch is not inputs:
                 with self.ignore_padding(batch):
@@ -185,7 +185,7 @@ class Adapter(Method):
             if updated and self.predict == "after":
                 with torch.no_grad():
                     output = self.run_model(inputs)
-                    predicted = self._corrected(output, inputs)
+                    predicted = self._correct_output(output, inputs)
         if batch is not None and commit is not None and images:
             self.commit(commit, images, batch, output if batch is inputs else seen)
         if self.memory:  # policies change with the memory only
@@ -258,7 +258,7 @@ class Adapter(Method):
             lambda: torch.func.functional_call(self.model, learned, inputs.args, inputs.kwargs), inputs
         )
 
-    def _corrected(self, output: Any, inputs: Inputs) -> Any:
+    def _correct_output(self, output: Any, inputs: Inputs) -> Any:
         with torch.no_grad():
             return self.correct(output, inputs, self.memory, self.run_with)
 
@@ -278,7 +278,7 @@ class Adapter(Method):
         def gather() -> Commit:
             return gather_statistics(statistics)
 
-        averaged = self._averaged()
+        averaged = self._averaged_layers()
         if not averaged:
             yield gather
             return
@@ -316,7 +316,7 @@ class Adapter(Method):
         """Leave the padding of these inputs out of the statistics, inside the context."""
         return hooks.mask_images(self.model, inputs.valid) if self.layers else nullcontext()
 
-    def _averaged(self) -> set[str]:
+    def _averaged_layers(self) -> set[str]:
         """Return the names of the layers with a moving average."""
         return {name for name, policy in self._policies.items() if policy.reference == "ema"}
 

@@ -15,7 +15,7 @@ from ._check_state import Values, check_count
 from ._method import Run
 from ._registry import register
 from ._surrogate import make_hashable
-from ._teacher import Teacher, averaged
+from ._teacher import Teacher, average_parameters
 from ._unroll import optimizer_step
 
 
@@ -162,7 +162,7 @@ class CoTTA(Teacher):
             loss = self._cross_entropy(self.predictions_of(inputs, run(inputs, student)), labels)
             gradients = torch.autograd.grad(loss, list(student.values()), create_graph=True, allow_unused=True)
         after = optimizer_step(self.optimizer, {**state, "learned": memory["student"]}, gradients)
-        return averaged(state["learned"], {**memory["student"], **after}, self.average)
+        return average_parameters(state["learned"], {**memory["student"], **after}, self.average)
 
     def surrogate_key(self, state: dict[str, Any], images: int) -> Hashable:
         """Return a key with the options and random numbers of the augmentations, if they change the output."""

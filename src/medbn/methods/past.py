@@ -123,7 +123,7 @@ class Past(Adapter):
     def prepare(self) -> None:
         """Start the memories."""
         if self._detects:
-            averaged = self._averaged()
+            averaged = self._averaged_layers()
             self._memories = Memories({n: layer for n, layer in self.layers.items() if n in averaged}, self._settings)
             self.memory |= self._memories.first()
 

@@ -14,17 +14,17 @@ BASELINE = "mean"
 
 def estimator_label(name: str) -> str:
     """Return what a report calls an estimator, for instance "MedBN" or "MedBN, prior 0.6"."""
-    estimator = _registered(name)
+    estimator = _find_estimator(name)
     return estimator.label if estimator else name
 
 
 def estimator_about(name: str) -> str:
     """Return what an estimator computes, in one line."""
-    estimator = _registered(name)
+    estimator = _find_estimator(name)
     return estimator.about if estimator else "not registered here"
 
 
-def _registered(name: str) -> estimators.Estimator | None:
+def _find_estimator(name: str) -> estimators.Estimator | None:
     """Return an estimator by its name, or None if it is not registered: a store may come from a user's own code."""
     return estimators.get(name) if name.partition("@")[0] in estimators.available() else None
 

@@ -30,12 +30,12 @@ def lead(results: Results) -> str:
     incomplete = results.has_unfinished_streams() or results.has_unstarted_streams()
     stopped = "The run is not complete. " if incomplete else ""
     for panel in split_into_panels(results):
-        if panel.attack is not None and not panel.sweep and (finding := _finding(panel)):
+        if panel.attack is not None and not panel.sweep and (finding := _describe_finding(panel)):
             return stopped + finding
     return stopped + (results.recipe["about"] or "The predictions without attack.")
 
 
-def _finding(panel: Panel) -> str:
+def _describe_finding(panel: Panel) -> str:
     """Return what the worst attack does to each estimator, or "" where nothing can be compared."""
     shared = _shared_batches(panel)
     findings = []

@@ -124,13 +124,13 @@ def split_into_panels(results: Results) -> list[Panel]:
         return cell.dataset, setting.model, severity, sizes, objective
 
     keys = results.values(key_of)
-    shown = _differing(keys)
+    shown = _find_differing(keys)
     return [
         Panel(", ".join(key[i] for i in shown if key[i]), results.select(_equals(key_of, key))) for key in sorted(keys)
     ]
 
 
-def _differing(keys: Sequence[tuple[str, ...]]) -> list[int]:
+def _find_differing(keys: Sequence[tuple[str, ...]]) -> list[int]:
     """Return which entries of the keys belong into titles: those that differ, and the objective or the dataset."""
     dataset, objective = 0, 4
     shown = {i for i in range(5) if len({key[i] for key in keys}) > 1} | {objective}

@@ -47,7 +47,7 @@ def _gallery(panel: Panel, strips: dict[tuple[str, str], list[tuple[Result, list
         if not there:
             continue
         result, strip = max(there, key=lambda pair: _harm(pair[0].batches[batch]))  # the first of the most harmful
-        ring = _marked(result, batch)
+        ring = _locate_target(result, batch)
         if not rows:
             corruption = corruption_label(result.cell.corruption)
             shared = [
@@ -108,7 +108,7 @@ def _target(panel: Panel, result: Result, batch: int) -> str:
     return f"truth; the target class is {names[target]}" if isinstance(target, int) and 0 <= target < len(names) else ""
 
 
-def _marked(result: Result, batch: int) -> tuple[float, float] | None:
+def _locate_target(result: Result, batch: int) -> tuple[float, float] | None:
     """Return the place of the targeted pixel as shares of the width and the height; None if it is not known."""
     pixel, size = result.batches[batch].get("pixel"), result.facts.get("size")
     for pair in (pixel, size):

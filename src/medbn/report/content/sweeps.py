@@ -25,7 +25,7 @@ def sweep_parts(panel: Panel) -> list[Part]:
             values = sorted(results.values(panel.column_of))
             measures = [(float(value), measure_harm(panel.in_column(value, results))) for value in values]
             series[label] = [(x, y) for x, y in measures if y is not None]
-            printed = [(x, _published(panel, method, estimator, x)) for x, _ in series[label]]
+            printed = [(x, _published_number(panel, method, estimator, x)) for x, _ in series[label]]
             if line := [(x, y) for x, y in printed if y is not None]:
                 reference[label] = line
         alt = "Curves. " + " ".join(
@@ -36,7 +36,7 @@ def sweep_parts(panel: Panel) -> list[Part]:
     return parts
 
 
-def _published(panel: Panel, method: str, estimator: str, value: float) -> float | None:
+def _published_number(panel: Panel, method: str, estimator: str, value: float) -> float | None:
     """Return the number that the paper prints for one place of a sweep, if it prints one."""
     dataset, axis = panel.results.cells[0].cell.dataset, panel.results.recipe["axis"]
     keys: dict[str, Any] = {"dataset": dataset, "method": method, "estimator": estimator, axis: int(value)}
