@@ -1,4 +1,4 @@
-"""What a method may override, and nothing else.
+"""What a method may override.
 
 A method is one file with a subclass of Adapter (``base.py``), or of Learner (``learner.py``) if it learns parameters,
 under a name given by ``@register``. Calling an adapter predicts and adapts, once, and nothing else changes it. What a
@@ -15,7 +15,6 @@ A class overrides what it does, in the order of a call:
 - ``predict_with(forward, inputs)``: run a forward pass, and change its output.
 - ``correct(output, inputs, memory, run)``: change what a call returns, but not what it learns from.
 - ``update(inputs, output)``: adapt to one batch. A Learner has ``loss``, ``step``, ``unroll`` and ``filters`` instead.
-- ``commits_prediction()``: whether the statistics of the pass that predicts enter the moving averages.
 - ``commit_policy(images, memory)``: the weight of a batch in the moving averages, where it is not that policy's.
 - ``commit(commit, images, inputs, output)``: commit a batch, and keep in memory what later ones need to know of it.
 - ``surrogate_key(state, images)``: what an attacker's view depends on.
@@ -133,13 +132,6 @@ class Method(Stateful):
             run: runs the model on other inputs, or under other parameters.
         """
         return output
-
-    def commits_prediction(self) -> bool:
-        """Return whether the moving averages take the statistics of the pass that predicts.
-
-        If not, ``update`` may commit those of another pass.
-        """
-        return True
 
     def commit(self, commit: Commit, images: int, inputs: Inputs, output: Any) -> None:
         """Commit the statistics of the pass that has predicted; the last thing that a call does.

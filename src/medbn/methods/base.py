@@ -262,6 +262,10 @@ class Adapter(Method):
         with torch.no_grad():
             return self.correct(output, inputs, self.memory, self.run_with)
 
+    def commits_prediction(self) -> bool:
+        """Return whether the moving averages take the statistics of the pass that predicts, or ``update`` others."""
+        return True
+
     def repeats_pass(self) -> bool:
         """Return whether the next pass normalises as the last one did, so that a captured one may replace it."""
         return self.commits_prediction() and not self._policies_changed

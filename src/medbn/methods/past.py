@@ -16,7 +16,9 @@ from .._isolate import isolates
 from ..policies import Policy
 from ._call import Inputs
 from ._check_state import Values, check_count
-from ._memories import Choice, Memories, Seen, Settings
+from ._choice import Choice
+from ._memories import Memories, Seen
+from ._memory_settings import Settings
 from ._registry import register
 from ._surrogate import make_hashable
 from .base import Adapter, Commit
