@@ -12,7 +12,7 @@ from dataclasses import replace
 import pytest
 
 from medbn import bench
-from medbn.bench import ray_executor, user_modules
+from medbn.bench import ray_executor, ray_worker, user_modules
 from medbn.cli import main
 
 from .stored import stored_metrics
@@ -180,7 +180,7 @@ def test_streams_are_continued_and_those_of_another_process_left_alone(tmp_path,
 def test_a_worker_with_other_data_is_an_error(tmp_path, cluster, tiny):
     """The key of a cell says which images, weights and code it has."""
     cell = next(tiny.cells())
-    (message,) = ray_executor.run_group([(cell.to_dict(), 1, "another key")], [], PLACE, ({}, []))
+    (message,) = ray_worker.run_group([(cell.to_dict(), 1, "another key")], [], PLACE, ({}, []))
     assert "data, the weights or the code" in message.error
     assert message.rows is None
 

@@ -1,8 +1,8 @@
 """Run cells on a Ray cluster: one task per group of cells that share poison.
 
-A task has a store of its own, in a temporary folder of the machine that it runs on, and sends the rows that it adds to
-the process that started it, which alone writes to the store of the run. A task whose worker dies is started again from
-the rows that arrived. A batch may so be run twice, which changes nothing: it has the same numbers.
+A task (``ray_worker.py``) sends the rows that it adds to the process that started it, which alone writes to the store
+of the run. A task whose worker dies is started again from the rows that arrived. A batch may so be run twice, which
+changes nothing: it has the same numbers.
 """
 
 from __future__ import annotations
@@ -10,30 +10,27 @@ from __future__ import annotations
 import logging
 import os
 import socket
-import tempfile
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from .._errors import one_line
 from . import user_modules
 from .cell import Cell
-from .cell_rows import CellRows, add_rows, read_rows
-from .cell_stream import run_batches
+from .cell_rows import add_rows, read_rows
 from .events import Event, OnEvent
 from .executors import Work, group_by_poison
 from .loading import load_cell
-from .place import Place, deterministic, machine_facts
+from .place import Place, machine_facts
+from .ray_worker import Message, run_group
 from .store import LostClaimError, Store
 
 CONNECT_WITHIN = 10.0
 """Seconds to wait for the port of a cluster."""
-SEND_AFTER = 2.0
-"""Seconds after which a task sends its rows; a worker that is killed loses less than this and the batch in progress."""
 IN_FLIGHT = 256
 """Tasks that are given to Ray at a time; enough for its autoscaler to see that there is work."""
 DEATHS = 3
@@ -50,15 +47,6 @@ class Group:
 
     cells: list[tuple[Cell, int | None, str]]
     deaths: int = 0
-
-
-@dataclass(frozen=True)
-class Message:
-    """What a task sends: new rows of a cell, what happened to it, and its error if there is one."""
-
-    rows: CellRows | None = None
-    events: list[Event] = field(default_factory=list)
-    error: str = ""
 
 
 class Ray:
@@ -242,54 +230,6 @@ class _Driver:
     def _end(self, stream: Any) -> None:
         for _, _, key in self.running.pop(stream).cells:
             self._release(key)
-
-
-def run_group(
-    cells: Sequence[tuple[dict[str, Any], int | None, str]],
-    rows: Sequence[CellRows],
-    place: Place,
-    modules: user_modules.UserModules,
-) -> Iterator[Message]:
-    """Run a group of cells in a store of its own, and yield what it adds: the task of a worker."""
-    user_modules.use(modules)
-    with (
-        tempfile.TemporaryDirectory(prefix="medbn-") as folder,
-        deterministic(place),
-        Store(Path(folder) / "worker.db") as store,
-    ):
-        with store.transaction():
-            for one in rows:
-                add_rows(store, one)
-        for values, batches, key in cells:
-            yield from _run_one(Cell.from_dict(values), batches, key, store, place)
-
-
-def _run_one(cell: Cell, batches: int | None, key: str, store: Store, place: Place) -> Iterator[Message]:
-    """Run one cell, and yield its rows every few seconds; its error is a message, so that other cells continue."""
-    sent, _ = store.progress(key)
-    events: list[Event] = []
-    last, error = time.monotonic(), ""
-    stream = run_batches(cell, store, place, batches)
-    try:
-        for event in stream:
-            if event.key != key:
-                raise ValueError(
-                    f"the data, the weights or the code on {socket.gethostname()} are not those of the machine that"
-                    " started the run."
-                )
-            events.append(event)
-            if time.monotonic() - last > SEND_AFTER:
-                new = read_rows(store, key, sent)
-                yield Message(new, events)
-                sent, events, last = new.end, [], time.monotonic()
-    except Exception as raised:
-        error = f"{cell.label}: {raised}"
-    finally:
-        stream.close()
-    started = events or error
-    if started:
-        done, _ = store.progress(key)
-        yield Message(read_rows(store, key, sent) if done > sent else None, events, error)
 
 
 def check_reachable(address: str) -> None:

@@ -18,7 +18,8 @@ import torch
 from torch import Tensor
 
 from .._errors import unknown_name
-from . import c, reference, smooth, triton
+from . import c, reference, smooth, tracing, triton
+from .per_image import view_per_image
 from .saved import Saved, Spec
 
 KERNELS = ("mean", "median", "mad", "mad_scaled", "image_median")
@@ -51,7 +52,7 @@ def selected(x: Tensor, estimator: str = "median") -> str:
 def _may_call_kernels() -> bool:
     """Return whether kernels may be called: directly, or as operators of a program that is compiled, not exported."""
     if not torch.compiler.is_compiling():
-        return not reference.transformed()
+        return not tracing.transformed()
     # Older versions of torch cannot tell whether a program is compiled or exported.
     return _KNOWS_EXPORT and not _exporting() and not _transformed()
 
@@ -60,7 +61,7 @@ _KNOWS_EXPORT = hasattr(torch.compiler, "is_exporting")
 
 
 def _transformed() -> bool:
-    return reference.transformed()
+    return tracing.transformed()
 
 
 def _exporting() -> bool:
@@ -92,7 +93,7 @@ def statistics(x: Tensor, kernel: str, valid: Tensor | None = None) -> tuple[Ten
     if kernel not in (triton if x.is_cuda else c).KERNELS:
         return None
     if valid is not None:  # kernels leave out images that are not finite
-        x = torch.where(reference.view_per_image(valid, x), x, torch.nan)
+        x = torch.where(view_per_image(valid, x), x, torch.nan)
     if torch.compiler.is_compiling() or selected(x, kernel) == "reference":
         return None
     return triton.statistics(x, kernel) if x.is_cuda else c.statistics(x, kernel)

@@ -9,12 +9,13 @@ one. No value is read on the host, so a GPU is never synchronised.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Any, cast
 
 import torch
 from torch import Tensor
 from torch.autograd import Function
+
+from .tracing import apply, needs_function, needs_gradient, traced
 
 MAD_TO_SIGMA = 1.4826
 """1 / Φ⁻¹(3/4): the median absolute deviation (MAD) of a Gaussian, times this, is its standard deviation."""
@@ -27,42 +28,7 @@ def working_dtype(x: Tensor) -> torch.dtype:
     return torch.float32 if x.dtype in (torch.float16, torch.bfloat16) else x.dtype
 
 
-def traced() -> bool:
-    """Return whether the call is traced or transformed: compile, export, jit.trace, torch.func or forward-mode AD.
-
-    Then everything is plain, differentiable torch, and no value is read. An autograd Function would not help: a
-    compiler decides itself what to save, older ones lose a Function's gradients, and an exported program may contain
-    aten operators only.
-    """
-    return torch.compiler.is_compiling() or transformed()
-
-
-def transformed() -> bool:
-    """Return whether jit.trace, torch.func or forward-mode AD is active, inside a compiler or not."""
-    return (
-        torch._C._get_tracing_state() is not None
-        or torch._C._are_functorch_transforms_active()
-        or torch.autograd.forward_ad._current_level >= 0
-    )
-
-
-def _needs_gradient(*tensors: Tensor | None) -> bool:
-    """Return whether gradients or tangents of these tensors may be asked for."""
-    if traced() and not torch.compiler.is_compiling():
-        return True  # requires_grad says nothing about tangents and torch.func
-    return torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
-
-
-def _needs_function(*tensors: Tensor | None) -> bool:
-    """Return whether to use an autograd Function, which decides what is saved for backward."""
-    return not traced() and _needs_gradient(*tensors)
-
-
-def _apply(function: type[Function], *arguments: Any) -> Any:
-    return function.apply(*arguments)  # type: ignore[no-untyped-call]
-
-
-def _planes(x: Tensor) -> Tensor:
+def split_planes(x: Tensor) -> Tensor:
     """View ``(B, C, *)`` as ``(B, C, S)``, in either memory format."""
     return x.reshape(x.shape[0], x.shape[1], math.prod(x.shape[2:]))
 
@@ -70,17 +36,6 @@ def _planes(x: Tensor) -> Tensor:
 def _rows(x: Tensor) -> Tensor:
     """Return ``(B, C, *)`` as ``(C, N)``: the values of each channel, in (b, h, w) order."""
     return x.transpose(0, 1).reshape(x.shape[1], -1)
-
-
-def view_per_image(values: Tensor, x: Tensor) -> Tensor:
-    """Return per-image values in a shape that broadcasts against ``x``."""
-    return values.view(-1, *[1] * (x.dim() - 1))
-
-
-def finite_images(x: Tensor) -> Tensor:
-    """Return the ``(B,)`` mask of the images whose values are all finite."""
-    axes = list(range(1, x.dim()))
-    return x.amax(axes).isfinite() & x.amin(axes).isfinite()
 
 
 def _mask(planes: Tensor, valid: Tensor | None) -> Tensor:
@@ -103,7 +58,7 @@ def lower_median(x: Tensor, valid: Tensor | None = None) -> Tensor:
     """
     rows = _rows(x.detach())
     values = _select(rows, x, valid)
-    if _needs_gradient(x):
+    if needs_gradient(x):
         values = substitute(values, _pick(x, _first(rows, values, x, valid)))
     return values.to(working_dtype(x))
 
@@ -112,7 +67,7 @@ def median_absolute_deviation(x: Tensor, centre: Tensor, valid: Tensor | None = 
     """Return the lower median of ``|x − centre|`` of each channel; differentiable in ``x`` and ``centre``."""
     deviations = (_rows(x.detach()).to(centre.dtype) - centre.detach().unsqueeze(1)).abs()
     values = _select(deviations, x, valid)
-    if _needs_gradient(x, centre):
+    if needs_gradient(x, centre):
         selected = _pick(x, _first(deviations, values, x, valid)).to(centre.dtype)
         values = substitute(values, (selected - centre).abs())
     return values
@@ -155,25 +110,9 @@ def _first(rows: Tensor, values: Tensor, x: Tensor, valid: Tensor | None) -> Ten
 
 def _pick(x: Tensor, index: Tensor) -> Tensor:
     """Return one element of each channel, by its position in (b, h, w) order."""
-    planes = _planes(x)
+    planes = split_planes(x)
     channels = torch.arange(planes.shape[1], device=x.device)
     return planes[index // planes.shape[2], channels, index % planes.shape[2]]
-
-
-def middle_over_images(values: Tensor, valid: Tensor | None = None) -> Tensor:
-    """Return the median of ``(B, C)`` over images: the mean of the two middle values when their number is even."""
-    images = values.shape[0]
-    if valid is None:
-        ordered = values.sort(dim=0, stable=True).values
-        middle = 0.5 * ordered[(images - 1) // 2] + 0.5 * ordered[images // 2]
-    else:
-        used = valid.unsqueeze(1)
-        ordered = values.masked_fill(~used, torch.inf).sort(dim=0, stable=True).values
-        count = valid.sum().clamp(min=1)
-        middle = 0.5 * ordered.index_select(0, ((count - 1) // 2).view(1)).squeeze(0)
-        middle = middle + 0.5 * ordered.index_select(0, (count // 2).view(1)).squeeze(0)
-        values = values.masked_fill(~used, 0)
-    return torch.where(values.isnan().any(dim=0), torch.nan, middle)
 
 
 # --- moments --------------------------------------------------------------------------------------------------------
@@ -181,8 +120,8 @@ def middle_over_images(values: Tensor, valid: Tensor | None = None) -> Tensor:
 
 def square_deviation(x: Tensor, centre: Tensor, valid: Tensor | None = None) -> Tensor:
     """Return the mean of ``(x − centre)²`` of each channel; differentiable in both."""
-    if _needs_function(x, centre):
-        return cast(Tensor, _apply(_SquareDeviation, x, centre, valid))
+    if needs_function(x, centre):
+        return cast(Tensor, apply(_SquareDeviation, x, centre, valid))
     return _SquareDeviation.forward(None, x, centre, valid)
 
 
@@ -196,7 +135,7 @@ class _SquareDeviation(Function):
 
     @staticmethod
     def deviation(x: Tensor, centre: Tensor, valid: Tensor | None) -> Tensor:
-        return _mask(_planes(x).to(centre.dtype) - centre.unsqueeze(1), valid)
+        return _mask(split_planes(x).to(centre.dtype) - centre.unsqueeze(1), valid)
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
@@ -212,52 +151,6 @@ def multiply_gradient(gradient: Tensor, value: Tensor) -> Tensor:
     return torch.where(gradient == 0, 0.0, gradient * value)
 
 
-def image_moments(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Return each image's own mean and biased variance in each channel, both ``(B, C)``."""
-    if _needs_function(x):
-        return cast(tuple[Tensor, Tensor], _apply(_ImageMoments, x))
-    return _ImageMoments.forward(None, x)
-
-
-def medians_over_images(x: Tensor, median: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor]:
-    """Return the centre and the variance that ``image_median`` takes from each image's own moments.
-
-    Args:
-        x: ``(B, C, *)``.
-        median: returns the median of ``(B, C)`` over images.
-    """
-    return medians_of_moments(*image_moments(x), median)
-
-
-def medians_of_moments(means: Tensor, within: Tensor, median: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor]:
-    """Return what ``medians_over_images`` does, from each image's own mean and variance, ``(B, C)``."""
-    within = within.masked_fill(means.isinf(), torch.inf)  # not NaN, which would spread from one image to the median
-    centre = median(means)
-    between = MAD_TO_SIGMA * median((means - centre).abs())
-    return centre, median(within) + between.square()
-
-
-class _ImageMoments(Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> tuple[Tensor, Tensor]:
-        planes = _planes(x).to(working_dtype(x))
-        mean = planes.mean(dim=2)
-        variance = (planes - mean.unsqueeze(2)).square().mean(dim=2)
-        if ctx is not None:
-            ctx.save_for_backward(x)
-        return mean, variance
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Any) -> Any:
-        (x,) = ctx.saved_tensors
-        d_mean, d_variance = grads
-        planes = _planes(x).to(d_mean.dtype)
-        size = planes.shape[2]
-        deviation = planes - planes.mean(dim=2, keepdim=True)
-        d_x = (d_mean.unsqueeze(2) + 2.0 * multiply_gradient(d_variance.unsqueeze(2), deviation)) / size
-        return d_x.to(x.dtype).view(x.shape)
-
-
 # --- normalisation --------------------------------------------------------------------------------------------------
 
 
@@ -267,8 +160,8 @@ def normalise(
     """Return ``weight · (x − centre) / √(variance + eps) + bias``, differentiable in all five tensors."""
     weight = weight if weight is None else weight.to(centre.dtype)
     bias = bias if bias is None else bias.to(centre.dtype)
-    if _needs_function(x, centre, variance, weight, bias) and len(x):
-        return cast(Tensor, _apply(_Normalise, x, centre, variance, weight, bias, eps))
+    if needs_function(x, centre, variance, weight, bias) and len(x):
+        return cast(Tensor, apply(_Normalise, x, centre, variance, weight, bias, eps))
     if traced() or not len(x):  # torch's kernels divide by the size of the batch
         scale = torch.rsqrt(variance + eps) if weight is None else torch.rsqrt(variance + eps) * weight
         y = (x.to(centre.dtype) - view_per_channel(centre, x)) * view_per_channel(scale, x)
@@ -305,8 +198,8 @@ class _Normalise(Function):
         inverse_std = torch.rsqrt(variance + ctx.eps)
         scale = inverse_std if weight is None else weight * inverse_std
         if torch.is_grad_enabled():  # create_graph=True: compute in operations that autograd can differentiate again
-            d_y = _planes(g).to(centre.dtype)
-            standard = (_planes(x).to(centre.dtype) - centre.unsqueeze(1)) * inverse_std.unsqueeze(1)
+            d_y = split_planes(g).to(centre.dtype)
+            standard = (split_planes(x).to(centre.dtype) - centre.unsqueeze(1)) * inverse_std.unsqueeze(1)
             d_x = (d_y * scale.unsqueeze(1)).to(x.dtype).view(x.shape)
             d_weight, d_bias = (d_y * standard).sum(dim=(0, 2)), d_y.sum(dim=(0, 2))
         else:

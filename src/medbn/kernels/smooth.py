@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from . import c, triton
+from .per_image import view_per_image
 from .reference import (
     MAD_FACTORS,
     MAD_TO_SIGMA,
@@ -21,7 +22,6 @@ from .reference import (
     multiply_gradient,
     substitute,
     view_per_channel,
-    view_per_image,
 )
 from .saved import Saved, Spec
 

@@ -14,7 +14,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from ..reference import finite_images
+from ..per_image import finite_images
 from ..saved import Saved, Spec, shapes
 from . import binding
 
