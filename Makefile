@@ -9,7 +9,7 @@ READY := $(VENV)/.ready
 PARALLEL := -n auto --dist worksteal
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo check test coverage torture lint typecheck speed clean
+.PHONY: help install demo check test coverage torture lint typecheck docs speed clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -51,6 +51,15 @@ lint: $(READY) ## check style, formatting and spelling, and the files that GitHu
 
 typecheck: $(READY) ## check types strictly
 	$(BIN)/mypy
+
+$(VENV)/.ready-docs: $(READY)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint $(CONSTRAINTS) --editable ".[docs]"
+	@touch $@
+
+docs: $(VENV)/.ready-docs ## build the site into build/docs: all examples are run, warnings are errors, links are checked
+	rm -rf build/docs docs/gallery
+	$(BIN)/sphinx-build --fresh-env --fail-on-warning --keep-going --quiet docs build/docs
+	$(BIN)/python docs/_ext/check_links.py build/docs
 
 speed: $(READY) ## time the defence on this machine, beside BatchNorm
 	$(BIN)/medbn speed

@@ -53,6 +53,7 @@ def test_documented_examples_hold(module):
     "document",
     [
         "README.md",
+        "docs/quickstart.md",
         "docs/guide.md",
         "docs/data.md",
         "docs/bench.md",

@@ -1,5 +1,7 @@
 """Reports: the results in a store as one page that works offline, or as text for other programs.
 
+From Python:
+
     from medbn import bench, report
 
     with bench.Store("medbn.db") as store:

@@ -14,15 +14,15 @@ if TYPE_CHECKING:
 class Prometheus:
     """Keeps metrics of ``prometheus_client`` up to date: ``pip install medbn[prometheus]``.
 
-    ===========================  =======  =====================  =================================================
-    ``medbn_signal``             gauge    ``signal``, ``layer``  the signals of the last batch
-    ``medbn_evidence``           gauge    ``signal``, ``layer``  log10 of the evidence that a signal has changed
-    ``medbn_evidence_threshold`` gauge                           the evidence that raises an alarm
-    ``medbn_paused``             gauge                           1 while nothing adapts
-    ``medbn_batches_total``      counter                         batches that were served
-    ``medbn_images_total``       counter                         images that were served
-    ``medbn_alarms_total``       counter  ``signal``, ``layer``  alarms
-    ===========================  =======  =====================  =================================================
+    ============================  =======  =====================  =================================================
+    ``medbn_signal``              gauge    ``signal``, ``layer``  the signals of the last batch
+    ``medbn_evidence``            gauge    ``signal``, ``layer``  log10 of the evidence that a signal has changed
+    ``medbn_evidence_threshold``  gauge                           the evidence that raises an alarm
+    ``medbn_paused``              gauge                           1 while nothing adapts
+    ``medbn_batches_total``       counter                         batches that were served
+    ``medbn_images_total``        counter                         images that were served
+    ``medbn_alarms_total``        counter  ``signal``, ``layer``  alarms
+    ============================  =======  =====================  =================================================
 
     Args:
         port: serve them on this port, 0 for any free one; None not to serve them, where the program does so itself.
