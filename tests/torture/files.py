@@ -79,6 +79,48 @@ def open_a_folder_of_arrays(rng: random.Random, folder: Path) -> str:
     return "read" if done else "refused"
 
 
+@kind("segmentation", 2000)
+def open_a_segmentation_folder(rng: random.Random, folder: Path) -> str:
+    """A folder of images, labels and a table of classes with an altered file is read or refused in one line."""
+    from PIL import Image
+
+    folder = folder / "streets"
+    for name, mode, channels in (("images", "RGB", 3), ("labels", "L", 1)):
+        (folder / name).mkdir(parents=True)
+        for number in range(2):
+            pixels = rng.randbytes(8 * 6 * channels) if channels == 3 else bytes(rng.randrange(3) for _ in range(48))
+            Image.frombytes(mode, (8, 6), pixels).save(folder / name / f"{number}.png")
+    table = "".join(f'[[classes]]\nname = "{name}"\ncolour = [{k}, 9, 0]\n' for k, name in enumerate("abc"))
+    (folder / "classes.toml").write_text(table)
+    file = rng.choice(sorted(path for path in folder.rglob("*.*")))
+    content = file.read_bytes()
+    if file.suffix == ".toml" and rng.random() < 0.5:
+        old = rng.choice(["name", '"a"', "colour", "9", "[", "classes", "[[", "]"])
+        new = rng.choice(
+            ["", "0", "-1", "256", "10**9", "'", "labels", "[0, 1]", '"b"', "nan", "true", "ignore = 3\n["]
+        )
+        content = content.replace(old.encode(), new.encode(), rng.choice([1, -1]))
+    elif rng.random() < 0.02:
+        buffer = io.BytesIO()
+        Image.new("L" if file.parent.name == "labels" else "RGB", (20_000_000, 1)).save(buffer, "PNG")
+        content = buffer.getvalue()
+    else:
+        content = alter_bytes(rng, content)
+    file.write_bytes(content)
+    size = rng.choice([None, (6, 8), (3, 5)])
+
+    def read() -> tuple[torch.Tensor, torch.Tensor, int]:
+        dataset = data.load_segmentation(folder, size=size)
+        return (*dataset.read(range(len(dataset))), len(dataset.classes))
+
+    done, result = attempt(read, ValueError, OSError)
+    if done:
+        images, labels, classes = result
+        require(images.dtype == torch.uint8 and images.shape[2:] == labels.shape[1:] == (size or (6, 8)), "odd shapes")
+        require(bool(((labels >= 0) & ((labels < classes) | (labels == 255))).all()), "labels that are no classes")
+    return "read" if done else "refused"
+
+
 def _alter_header(rng: random.Random, content: bytes) -> bytes:
     """Return an ``.npy`` file with another header of the same length."""
     length = int.from_bytes(content[8:10], "little")

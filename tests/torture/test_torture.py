@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from collections import Counter
@@ -26,6 +27,7 @@ FAST = [
     ("arrays", 60),
     ("images", 60),
     ("recipes", 60),
+    ("segmentation", 40),
     ("state-files", 25),
     ("states", 30),
     ("threads", 5),
@@ -68,3 +70,12 @@ def test_broken_promises_and_other_exceptions_are_counted(monkeypatch):
     assert report.outcomes["fine"] == 2 * (40 - len(report.broken))
     number = int(report.broken[0].split()[1].rstrip(":"))
     assert run_kind("odd", 1, seed=1, first=number).broken == report.broken[:1]  # a trial can be repeated alone
+
+
+def test_the_page_names_every_kind_of_trial_and_tests_that_exist():
+    page = (ROOT / "docs" / "reliability.md").read_text(encoding="utf-8")
+    rows = {line.split("|")[1].strip().strip("`") for line in page.splitlines() if line.startswith("| `")}
+    assert set(KINDS) <= rows
+    named = set(re.findall(r"`(tests/[\w/.]+)`", page))
+    assert len(named) > 10
+    assert not [path for path in sorted(named) if not (ROOT / path).exists()]

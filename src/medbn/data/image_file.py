@@ -23,6 +23,7 @@ MOST_PIXELS = 2**26
 _FORMATS = ("JPEG", "PNG", "BMP", "PPM", "TIFF", "GIF", "WEBP")
 
 _LONGEST_RATIO = 8
+_LONGEST_DEFAULT_SIDE = 2**12
 
 
 @contextmanager
@@ -49,6 +50,14 @@ def image_size(file: str | Path) -> tuple[int, int]:
     """Return the height and width of an image file."""
     with open_image(file) as image:
         return image.height, image.width
+
+
+def default_size(file: Path) -> tuple[int, int]:
+    """Return the height and width of a dataset's first image, to which all are scaled where no size is given."""
+    height, width = image_size(file)
+    if max(height, width) > _LONGEST_DEFAULT_SIDE:
+        raise ValueError(f"{file} has {width} × {height} pixels; give size= to scale images of that size.")
+    return height, width
 
 
 def read_image(file: str | Path, height: int, width: int) -> np.ndarray:

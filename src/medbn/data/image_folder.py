@@ -16,11 +16,9 @@ from .arrays import LABELS
 from .batching import Indices
 from .cifar_c import load_cifar_c
 from .dataset import Dataset, digest, read_text
-from .image_file import image_size, read_image
+from .image_file import default_size, read_image
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".ppm", ".tif", ".tiff")
-
-_LONGEST_DEFAULT_SIDE = 2**12
 
 
 def load_image_folder(
@@ -59,7 +57,7 @@ def load_image_folder(
     files = _list_images(root, classes, shuffle) if subset is None else _list_subset(root, classes, subset)
     if not files:
         raise ValueError(f"no images in {root}: expected files that end in {', '.join(SUFFIXES)}.")
-    height, width = (size, size) if isinstance(size, int) else size or _default_size(root / files[0])
+    height, width = (size, size) if isinstance(size, int) else size or default_size(root / files[0])
     if min(height, width) < 1:
         raise ValueError(f"size must be at least 1, got {size}.")
     class_index = {kind: index for index, kind in enumerate(classes)}
@@ -149,11 +147,3 @@ def _is_file(file: Path) -> bool:
         return file.is_file()
     except (OSError, ValueError):  # a name that is too long, or that holds a zero byte
         return False
-
-
-def _default_size(file: Path) -> tuple[int, int]:
-    """Return the height and width of the first image, to which all are then scaled."""
-    height, width = image_size(file)
-    if max(height, width) > _LONGEST_DEFAULT_SIDE:
-        raise ValueError(f"{file} has {width} × {height} pixels; give size= to scale images of that size.")
-    return height, width

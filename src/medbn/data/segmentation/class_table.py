@@ -97,6 +97,8 @@ def _read_table(values: dict[str, Any], known: Mapping[str, ClassTable]) -> Clas
         return known[classes]
     if not isinstance(classes, list) or not classes:
         raise ValueError('expected one [[classes]] per class, or classes = "NAME" of a known table.')
+    if len(classes) > IGNORE:
+        raise ValueError(f"expected at most {IGNORE} classes, got {len(classes)}.")
     numbers: dict[int, int] = {}
     names: list[str] = []
     colours: list[Colour] = []

@@ -16,7 +16,7 @@ from torch import Tensor
 from ..._errors import abbreviate
 from ..batching import Indices
 from ..dataset import digest
-from ..image_file import image_size, read_rgb
+from ..image_file import default_size, image_size, read_rgb
 from .class_table import ClassTable
 from .dataset import SegmentationDataset
 from .label_file import read_label_file
@@ -57,7 +57,7 @@ def open_pairs(
         raise ValueError(f"size must be the height and the width of an image, got {size}.")
     if shuffle is not None:
         pairs = [pairs[k] for k in np.random.default_rng(shuffle).permutation(len(pairs))]
-    fixed, (height, width) = size is None, size or image_size(pairs[0][0])
+    fixed, (height, width) = size is None, size or default_size(pairs[0][0])
     workers = workers or min(8, os.cpu_count() or 1)
 
     def read_image(index: int) -> npt.NDArray[np.uint8]:
