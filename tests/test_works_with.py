@@ -70,3 +70,51 @@ def test_torchscript_and_fx_refuse_robust_layers_and_change_nothing(compiler, ba
     with pytest.raises((torch.fx.proxy.TraceError, ValueError, RuntimeError)):
         compiler(model)
     assert torch.equal(model(batches[0]), before(batches[0]))
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16])
+def test_plain_models_take_the_types_that_adapters_take(dtype, batches):
+    adapter = medbn.adapt(network(None).to(dtype), "tebn", "image_median")
+    images = batches[0].to(dtype)
+    plain = medbn.to_batchnorm(adapter, images)
+    assert plain(images).dtype == dtype
+    rounding = {torch.float64: 1e-9, torch.bfloat16: 0.1, torch.float16: 0.02}[dtype]
+    torch.testing.assert_close(plain(images), adapter(images), rtol=rounding, atol=rounding)
+
+
+@pytest.mark.slow
+def test_a_plain_model_is_a_torch_model_like_others(batches):
+    torch._dynamo.reset()
+    plain = medbn.to_batchnorm(medbn.adapt(network(None), "tent"), batches[0])
+    expected = plain(batches[1])
+    others = {
+        "compiled": torch.compile(plain, backend="aot_eager", fullgraph=True),
+        "copied": copy.deepcopy(plain),
+        "channels_last": copy.deepcopy(plain).to(memory_format=torch.channels_last),
+    }
+    for name, model in others.items():
+        images = batches[1].contiguous(memory_format=torch.channels_last) if name == "channels_last" else batches[1]
+        torch.testing.assert_close(model(images), expected, rtol=1e-5, atol=1e-5, msg=name)
+    with torch.inference_mode():
+        torch.testing.assert_close(plain(batches[1]), expected)
+    with torch.autocast("cpu"):
+        torch.testing.assert_close(plain(batches[1]).float(), expected, rtol=0.05, atol=0.05)
+
+
+def test_plain_models_of_synchronised_layers_and_of_layer_norm(batches):
+    model = nn.SyncBatchNorm.convert_sync_batchnorm(network(None))
+    plain = medbn.to_batchnorm(medbn.adapt(model, "tebn", "median"), batches[0])
+    torch.testing.assert_close(plain(batches[0]), medbn.adapt(network(None), "tebn", "median")(batches[0]))
+    layers = nn.Conv2d(3, 4, 3), nn.GroupNorm(2, 4), nn.Flatten(), nn.Linear(4 * 6 * 6, 5)
+    with pytest.warns(UserWarning, match="no BatchNorm"):
+        adapter = medbn.adapt(nn.Sequential(*layers).eval(), "tent")
+    adapter(batches[0])
+    plain = medbn.to_batchnorm(adapter)
+    assert torch.equal(plain[1].weight, adapter.model[1].weight)
+    adapter.paused = True
+    torch.testing.assert_close(plain(batches[1]), adapter(batches[1]))
+
+
+def test_adapters_are_not_exported(batches):
+    with pytest.raises(Exception):  # noqa: B017, PT011 - what torch raises there is torch's own affair
+        torch.export.export(medbn.adapt(network(None), "tent"), (batches[0],))

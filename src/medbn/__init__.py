@@ -37,7 +37,7 @@ from .layers import (
     RobustBatchNorm2d,
     RobustBatchNorm3d,
 )
-from .methods import adapt
+from .methods import adapt, to_batchnorm
 from .monitor import Monitor
 
 if TYPE_CHECKING:
@@ -75,6 +75,7 @@ __all__ = [
     "register_tail",
     "report",
     "revert",
+    "to_batchnorm",
     "training",
 ]
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, TypeVar
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm, _LazyNormBase
 
-from . import distributed, estimators, policies
+from . import _exportable, distributed, estimators, policies
 from ._errors import abbreviate
 from ._isolate import isolates
 from .distributed import Group
@@ -58,6 +58,7 @@ def convert(
     include: Names = None,
     exclude: Names = None,
     group: str | ProcessGroup | Group | None = None,
+    exportable: bool = False,
 ) -> Model:
     """Convert every BatchNorm1d/2d/3d and SyncBatchNorm of ``model`` into a robust layer, in place.
 
@@ -73,6 +74,8 @@ def convert(
             batch, exactly. ``"world"`` for the default group of ``torch.distributed``, a process group, or ``"local"``
             for each process alone. None keeps what a layer has: a SyncBatchNorm its own group, robust layers theirs,
             and others are local. docs/scale.md has more.
+        exportable: compute the estimator in plain operators (sort, gather), which ``torch.onnx.export`` takes. The same
+            numbers, more slowly.
 
     Returns:
         The same model. If a layer cannot be converted, an error is raised and the model is unchanged.
@@ -86,6 +89,7 @@ def convert(
     if not isinstance(model, nn.Module):
         raise TypeError(f"expected a torch.nn.Module, got {type(model).__name__}.")
     estimator, policy = estimators.get(estimator), policies.get(policy)
+    estimator = _exportable.get(estimator) if exportable else estimator
     isolates(estimator, nonfinite)
     chosen_group = distributed.get(group)
     layers = _choose_layers(model, include, exclude)

@@ -15,6 +15,7 @@ from ._registry import PRESETS, available, get, options, register, unregister
 from ._stages import group_stages
 from ._state_file import StateInfo, state_info
 from ._surrogate import Surrogate
+from ._to_batchnorm import to_batchnorm
 from .base import Adapter
 from .learner import Learner
 
@@ -41,5 +42,6 @@ __all__ = [
     "predict_logits",
     "register",
     "state_info",
+    "to_batchnorm",
     "unregister",
 ]

@@ -262,6 +262,11 @@ class Adapter(Method):
         with torch.no_grad():
             return self.correct(output, inputs, self.memory, self.run_with)
 
+    def changes_output(self) -> bool:
+        """Return whether a call returns something else than the model does, so that no plain model predicts alike."""
+        own = type(self)
+        return own.predict_with is not Method.predict_with or own.correct is not Method.correct
+
     def commits_prediction(self) -> bool:
         """Return whether the moving averages take the statistics of the pass that predicts, or ``update`` others."""
         return True

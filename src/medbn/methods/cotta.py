@@ -150,6 +150,10 @@ class CoTTA(Teacher):
         corrected = labels.as_logits(labels.logits, inputs.gather(logits))
         return replace_tensor(output, logits, inputs.own(corrected))
 
+    def changes_output(self) -> bool:
+        """Return whether outputs are averaged over augmentations."""
+        return self.augmented_output
+
     def unroll(self, run: Run, state: dict[str, Any], inputs: Inputs) -> dict[str, Tensor]:
         """Return the teacher after a step of the student; the pseudo-labels are constants."""
         memory = state["memory"]
