@@ -15,12 +15,12 @@ import json
 import statistics
 import sys
 import time
-from pathlib import Path
 
 import torch
 
 import medbn
-from medbn import cli, models
+from _serving import make_inputs, read_options
+from medbn import cli
 from medbn.bench import Place, machine_facts
 from medbn.methods import Adapter
 
@@ -28,17 +28,8 @@ METHODS = [("tebn", "mean"), ("tebn", "median"), ("tent", "median"), ("past", "i
 
 
 def main() -> None:
-    parser = cli.Parser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--model", default="resnet26", help="a name from medbn.models.available()")
-    parser.add_argument("--images", type=cli.positive_int, default=200, help="in a batch")
-    parser.add_argument("--size", type=cli.positive_int, default=32, help="of an image, in pixels")
-    parser.add_argument("--rounds", type=cli.positive_int, default=15)
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--json", type=Path, metavar="FILE")
-    options = parser.parse_args()
-    torch.manual_seed(0)
-    model = models.get(options.model, classes=10, channels=3).to(options.device).eval()
-    images = torch.rand(options.images, 3, options.size, options.size, device=options.device)
+    options = read_options(__doc__, rounds=15)
+    model, images = make_inputs(options)
     machine, rows = machine_facts(Place(device=options.device)), []
     print(
         f"{machine['device']}, torch {machine['torch']}; {options.model}, {options.images} images of {options.size} px"

@@ -12,13 +12,13 @@ import json
 import statistics
 import sys
 import time
-from pathlib import Path
 from typing import Any
 
 import torch
 
 import medbn
-from medbn import cli, models
+from _serving import make_inputs, read_options
+from medbn import cli
 from medbn.bench import Place, machine_facts
 from medbn.methods import Adapter
 
@@ -33,17 +33,8 @@ METHODS: list[tuple[str, str, dict[str, Any]]] = [
 
 
 def main() -> None:
-    parser = cli.Parser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--model", default="resnet26", help="a name from medbn.models.available()")
-    parser.add_argument("--images", type=cli.positive_int, default=200, help="in a batch")
-    parser.add_argument("--size", type=cli.positive_int, default=32, help="of an image, in pixels")
-    parser.add_argument("--rounds", type=cli.positive_int, default=40)
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--json", type=Path, metavar="FILE")
-    options = parser.parse_args()
-    torch.manual_seed(0)
-    model = models.get(options.model, classes=10, channels=3).to(options.device).eval()
-    images = torch.rand(options.images, 3, options.size, options.size, device=options.device)
+    options = read_options(__doc__, rounds=40)
+    model, images = make_inputs(options)
     candidates = []
     for graph in (False, True) if torch.device(options.device).type == "cuda" else (False,):
         for method, estimator, method_options in METHODS:

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from .batching import Indices, batch_ranges, check_subset, index_tensor, read_ahead, to_dtype
+from .batching import Indices, check_subset, index_tensor
+from .ordered import OrderedImages
 
 
 @dataclass(frozen=True, eq=False)
-class Dataset:
+class Dataset(OrderedImages):
     """Labelled images of one size in a fixed order, read when they are needed.
 
     >>> from medbn.data import load
@@ -45,40 +45,9 @@ class Dataset:
     def __len__(self) -> int:
         return len(self.labels)
 
-    @cached_property
-    def fingerprint(self) -> str:
-        """A hash of images, labels and order, which identifies the data of stored results."""
-        # cached_property writes to the instance's dictionary, which a frozen dataclass still has.
-        return self.compute_fingerprint()
-
-    def batches(
-        self,
-        size: int,
-        *,
-        dtype: torch.dtype = torch.float32,
-        device: torch.device | str | None = None,
-        first: int = 0,
-        limit: int | None = None,
-        drop_last: bool = False,
-    ) -> Iterator[tuple[Tensor, Tensor]]:
-        """Iterate over batches of images and labels in order.
-
-        A thread reads the next batch while the caller works on this one. Each batch is a copy, free to be modified.
-
-        Args:
-            size: images per batch.
-            dtype: torch.uint8 for bytes, or a floating dtype for values in [0, 1].
-            device: where the batches are moved to; None leaves them on the CPU.
-            first: the index of the batch to start with.
-            limit: the largest number of batches; None for all.
-            drop_last: leave out the last batch if it is smaller than ``size``.
-        """
-        ranges = batch_ranges(len(self), size, dtype=dtype, first=first, limit=limit, drop_last=drop_last)
-
-        def read(indices: range) -> tuple[Tensor, Tensor]:
-            return self.read(indices), self.labels[indices.start : indices.stop].clone()
-
-        return ((to_dtype(images.to(device), dtype), labels.to(device)) for images, labels in read_ahead(read, ranges))
+    def read_range(self, indices: range) -> tuple[Tensor, Tensor]:
+        """Return copies of images of bytes (N, C, H, W) and of their labels."""
+        return self.read(indices), self.labels[indices.start : indices.stop].clone()
 
     def subset(self, indices: Sequence[int] | Tensor) -> Dataset:
         """Return a dataset of the images with these indices, in the order of the indices."""
@@ -90,10 +59,6 @@ class Dataset:
             read=lambda positions: read(chosen[index_tensor(positions)].tolist()),
             compute_fingerprint=lambda: digest(compute_fingerprint(), chosen.numpy()),
         )
-
-    def shuffle(self, seed: int = 0) -> Dataset:
-        """Return a dataset of the same images in a random order, which the seed determines."""
-        return self.subset(np.random.default_rng(seed).permutation(len(self)).tolist())
 
 
 def read_text(file: Path) -> str:

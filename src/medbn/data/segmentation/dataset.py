@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from ..batching import Indices, batch_ranges, check_subset, index_tensor, read_ahead, to_dtype
+from ..batching import Indices, check_subset, index_tensor
 from ..dataset import digest
+from ..ordered import OrderedImages
 
 IGNORE = 255
 """The label of pixels that do not count."""
@@ -21,7 +20,7 @@ Colour = tuple[int, int, int]
 
 
 @dataclass(frozen=True, eq=False)
-class SegmentationDataset:
+class SegmentationDataset(OrderedImages):
     """Images of one size in a fixed order, each with a class for every pixel, read when they are needed.
 
     >>> from medbn.data import load_segmentation
@@ -77,46 +76,13 @@ class SegmentationDataset:
         """Channels, height and width of an image."""
         return (3, *self.size)
 
-    @cached_property
-    def fingerprint(self) -> str:
-        """A hash of images, labels and order, which identifies the data of stored results."""
-        return self.compute_fingerprint()
-
     def read(self, indices: Indices) -> tuple[Tensor, Tensor]:
         """Return the images with these indices, uint8 (N, 3, H, W), and their labels, int64 (N, H, W)."""
         return self.read_images(indices), self.read_labels(indices).long()
 
-    def batches(
-        self,
-        size: int,
-        *,
-        dtype: torch.dtype = torch.float32,
-        device: torch.device | str | None = None,
-        first: int = 0,
-        limit: int | None = None,
-        drop_last: bool = False,
-    ) -> Iterator[tuple[Tensor, Tensor]]:
-        """Iterate over batches of images (B, 3, H, W) and labels (B, H, W) in order.
-
-        A thread reads the next batch while the caller works on this one. Each batch is a copy, free to be modified.
-
-        Args:
-            size: images per batch.
-            dtype: of the images: torch.uint8 for bytes, or a floating dtype for values in [0, 1]. Labels are int64.
-            device: where the batches are moved to; None leaves them on the CPU.
-            first: the index of the batch to start with.
-            limit: the largest number of batches; None for all.
-            drop_last: leave out the last batch if it is smaller than ``size``.
-        """
-        ranges = batch_ranges(len(self), size, dtype=dtype, first=first, limit=limit, drop_last=drop_last)
-
-        def read(indices: range) -> tuple[Tensor, Tensor]:
-            return self.read_images(indices), self.read_labels(indices)
-
-        return (
-            (to_dtype(images.to(device), dtype), labels.to(device).long())  # moved as bytes, an eighth of int64
-            for images, labels in read_ahead(read, ranges)
-        )
+    def read_range(self, indices: range) -> tuple[Tensor, Tensor]:
+        """Return copies of images (N, 3, H, W) and of their labels (N, H, W), both of bytes."""
+        return self.read_images(indices), self.read_labels(indices)
 
     def subset(self, indices: Sequence[int] | Tensor) -> SegmentationDataset:
         """Return a dataset of the images with these indices, in the order of the indices."""
@@ -133,10 +99,6 @@ class SegmentationDataset:
             read_labels=lambda positions: read_labels(choose(positions)),
             compute_fingerprint=lambda: digest(compute_fingerprint(), chosen.numpy()),
         )
-
-    def shuffle(self, seed: int = 0) -> SegmentationDataset:
-        """Return a dataset of the same images in a random order, which the seed determines."""
-        return self.subset(np.random.default_rng(seed).permutation(len(self)).tolist())
 
 
 def segmentation_from_tensors(
