@@ -1,6 +1,6 @@
 """What contexts set in layers for a while: overrides of their settings, and observers.
 
-Contexts may overlap and end in any order, also in several threads: each removes what it has set, and nothing else.
+Contexts may overlap and end in any order, also in several threads: each removes only what it has set.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ def replace_atomically(path: Path) -> Iterator[Path]:
 
 
 def read_toml(path: Path) -> dict[str, Any]:
-    """Return the content of a TOML file; whatever is wrong with it is a ValueError that names it."""
+    """Return the content of a TOML file; a file that cannot be read is a ValueError that names it."""
     tomllib = _import_toml()
     try:
         with path.open("rb") as file:

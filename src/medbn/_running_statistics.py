@@ -63,7 +63,7 @@ class RunningStatistics(LayerSettings):
         return self.running_mean is None or self._tracks()
 
     def commit(self, centre: Tensor, variance: Tensor) -> None:
-        """Commit one batch's statistics to the moving average of the policy ``ema``. Nothing else writes it.
+        """Commit one batch's statistics to the moving average of the policy ``ema``. Only this writes it.
 
         Non-finite statistics, from a batch with no finite image, change nothing.
         """

@@ -1,7 +1,7 @@
 """The colour and the mark of each estimator: the same in every report and figure.
 
 The colours differ from each other in normal sight, for red-green and for blue-yellow deficient sight; those of
-BatchNorm, MedBN and ``image_median`` also in grey print. Methods and attacks are told apart otherwise: by position,
+BatchNorm, MedBN and ``image_median`` also in grey print. Methods and attacks differ otherwise: by position,
 name or line.
 """
 

@@ -35,7 +35,7 @@ _robust: dict[type[_BatchNorm], type[RobustBatchNorm]] = {
     nn.SyncBatchNorm: RobustBatchNorm,
 }
 
-# What Python itself writes into a class body, and a constructor: a subclass that defines nothing else normalises like
+# What Python itself writes into a class body, and a constructor: a subclass that defines only these normalises like
 # its base.
 _HARMLESS = {
     "__module__",

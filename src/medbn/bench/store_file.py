@@ -119,7 +119,7 @@ class StoreFile:
 
     @contextmanager
     def reading(self) -> Iterator[None]:
-        """See one state of the file in all queries of the context, whatever other processes store meanwhile."""
+        """See one state of the file in all queries of the context, while other processes store."""
         if self.connection.in_transaction:
             yield
             return

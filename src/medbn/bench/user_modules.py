@@ -22,7 +22,7 @@ _imported: list[str] = []
 
 
 class _Finder:
-    """Finds the modules that lie beside recipe files, and nothing else in their folders."""
+    """Finds the modules that lie beside recipe files, and no other file of their folders."""
 
     @staticmethod
     def find_spec(name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:

@@ -40,7 +40,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--store", metavar="FILE", help="default: medbn-demo.db, or medbn-demo-segmentation.db for segmentation"
     )
     parser.add_argument("--device", default="cpu", help="default: cpu")
-    parser.add_argument("--quiet", action="store_true", help="print the path of the report and nothing else")
+    parser.add_argument("--quiet", action="store_true", help="print only the path of the report")
     parser.set_defaults(root=None, threads=None, jobs=1, minutes=None, shard=None)
     parser.set_defaults(executor="local", address=None, gpus_per_task=None)
 

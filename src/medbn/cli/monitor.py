@@ -37,7 +37,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--once", action="store_true", help="show it as it is now, and end")
     parser.add_argument("--signals", nargs="+", metavar="PATTERN", help="only these, such as 'pressure/*'")
     parser.add_argument("--last", type=positive_int, default=30, metavar="N", help="batches to draw (default: 30)")
-    parser.add_argument("--every", type=positive_float, default=1.0, metavar="SECONDS", help="look again (default: 1)")
+    parser.add_argument(
+        "--every", type=positive_float, default=1.0, metavar="SECONDS", help="between two reads (default: 1)"
+    )
 
 
 def run(options: argparse.Namespace) -> None:

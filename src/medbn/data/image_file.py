@@ -28,7 +28,7 @@ _LONGEST_DEFAULT_SIDE = 2**12
 
 @contextmanager
 def open_image(file: str | Path) -> Iterator[Image.Image]:
-    """Open an image file; whatever is wrong with it is a ValueError that names it."""
+    """Open an image file; a file that cannot be read is a ValueError that names it."""
     from PIL import Image
 
     try:

@@ -2,7 +2,7 @@
 
 On a CPU: samples of all processes give a bracket that almost surely contains the median. What lies inside it is sorted,
 and evenly spaced order statistics of it give a second bracket that certainly contains the median and leaves a few
-values to gather. Three rounds, whatever the values are. Where the first bracket misses a channel, that channel is found
+values to gather. Three rounds, for all values. Where the first bracket misses a channel, that channel is found
 by histograms of the 8 highest bits, of the next 8, and so on: four rounds more in float32.
 
 On a GPU: the histograms alone. They read no value on the host, and their passes over the activation are cheap there.

@@ -1,4 +1,4 @@
-"""The normalisation layers of a model whose affine parameters methods learn, whatever they normalise over."""
+"""The normalisation layers of a model, of any kind, whose affine parameters methods learn."""
 
 from __future__ import annotations
 

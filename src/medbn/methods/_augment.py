@@ -63,7 +63,7 @@ def change_images(inputs: Inputs, change: Callable[[Tensor], Tensor], who: str) 
         change: returns images ``(B, C, H, W)`` changed.
         who: the name of the method, for the error where a call has no such images.
 
-    An image that is not finite becomes NaN, whatever is made of it; so layers isolate it as before.
+    Of an image that is not finite, every pixel becomes NaN, so that layers isolate it as before.
     """
     images = {place: t for place, t in inputs.images().items() if t.dim() == 4 and t.is_floating_point()}
     if not images:

@@ -28,7 +28,7 @@ LogitsOption = str | int | Callable[[Any], Tensor] | None
 class Inputs(NamedTuple):
     """The arguments of one call. Tensors whose first dimension is the batch size have one entry per image.
 
-    In a process group a call has a part of the batch: ``total``, ``gather`` and ``own`` are about all of it. Whatever
+    In a process group a call has a part of the batch: ``total``, ``gather`` and ``own`` are about all of it. What
     the state depends on is computed from all of it, in all processes alike.
     """
 

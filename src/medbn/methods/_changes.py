@@ -31,8 +31,8 @@ def image_features(x: Tensor) -> Tensor:
 def lowest_rank(images: int, remembered: int, malicious: float, chance: float) -> int:
     """Return how many images of a batch must lie on either side of a remembered median; 0 if no number is certain.
 
-    Fewer than this number lie below it with a probability of at most ``chance``, whatever the malicious images of the
-    batch and of the remembered ones are, if the benign images are independent draws of one distribution. The remembered
+    Fewer than this number lie below it with a probability of at most ``chance``, for all malicious images of the
+    batch and of the remembered ones, if the benign images are independent draws of one distribution. The remembered
     median is at least the benign image of rank N/2 − m among N − m, whose quantile has a beta distribution. So the
     number of benign images below it in a batch of n has a beta-binomial distribution.
 

@@ -1,4 +1,4 @@
-"""Undo a call that raises, whatever it had changed until then, and let one thread at a time use an adapter."""
+"""Undo all that a call that raises has changed, and let one thread at a time use an adapter."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """What a method may override.
 
 A method is one file with a subclass of Adapter (``base.py``), or of Learner (``learner.py``) if it learns parameters,
-under a name given by ``@register``. Calling an adapter predicts and adapts, once, and nothing else changes it. What a
+under a name given by ``@register``. Calling an adapter predicts and adapts, once; only a call changes it. What a
 method keeps between calls it keeps in ``self.memory``; ``_state.py`` then saves and restores it.
 ``docs/extending.md`` has a complete example.
 
@@ -150,9 +150,10 @@ class Method(Stateful):
         """Return a value that is equal for two adapters only if their surrogates compute the same function.
 
         It stands for everything that a surrogate depends on beside the model and the tensors of the state, as long as
-        no step is unrolled: estimators and policies of the layers, where the logits are, and, unless the class declares
-        ``surrogate_from_policies``, the class, its options and its memory. Attacks that were crafted for one adapter
-        are reused for another where the keys are equal. Compare keys with ``==``; their ``repr`` may be ambiguous.
+        no step is unrolled: estimators and policies of the layers, and where the logits are. Unless the class declares
+        ``surrogate_from_policies``, it also has the class, its options and its memory. Attacks that were crafted for
+        one adapter are reused for another where the keys are equal. Compare keys with ``==``; their ``repr`` may be
+        ambiguous.
 
         Args:
             state: what the attacker knows: ``snapshot()`` or ``source_state``.

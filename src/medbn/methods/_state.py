@@ -161,7 +161,7 @@ class Stateful(nn.Module):
             layer = self.layers[name]
             layer.ema_mean, layer.ema_var = (s.clone().to(layer.running_mean) for s in (mean, var))
         if self.optimizer is not None:
-            # Options such as ``lr`` are the adapter's own, whatever a file says.
+            # Options such as ``lr`` are the adapter's own, not those of a file.
             own = self.optimizer.state_dict()["param_groups"]
             self.optimizer.load_state_dict(
                 {"state": copy.deepcopy(snapshot["optimizer"]["state"]), "param_groups": own}

@@ -238,7 +238,7 @@ def _encode(value: Any, name: str, tensors: dict[str, Tensor]) -> Any:
         return value
     raise TypeError(
         f"{name} is a {type(value).__name__}, and a state is saved as tensors, numbers, strings, and lists and"
-        " dictionaries of those; keep nothing else in self.memory."
+        " dictionaries of those; keep only such values in self.memory."
     )
 
 

@@ -55,7 +55,7 @@ class Adapter(Method):
             replace them.
         bounds: the range that the values of images must be in, such as ``(0, 1)``. None for any.
         outside: what to do with an image outside: ``"refuse"`` the call with an error that changes nothing, or
-            ``"isolate"`` the image, as one that has NaN: its output is NaN, and it changes nothing else.
+            ``"isolate"`` the image, as one that has NaN: its output is NaN, and no other prediction changes.
 
     An adapter changes as it serves, so it serves one thread at a time; others wait. A call that raises, even at an
     exception that arrives from outside, as at Ctrl-C, has changed nothing.
@@ -356,7 +356,7 @@ class Adapter(Method):
                 through that step too; filters, ETA's weights and SAM's perturbation are constants. 0 to leave the step
                 out.
 
-        The function keeps the parameters, averages and memory of this moment, whatever the adapter does afterwards.
+        The function keeps the parameters, averages and memory of this moment, also while the adapter goes on.
         They are in place during its forward pass only: switch activation checkpointing off, which runs layers again
         during the backward pass.
         """

@@ -29,11 +29,11 @@ class Past(Adapter):
     """Normalises a batch with a moving average of the batches before it, and commits the batch afterwards.
 
     Every attack of the MedBN paper is within a batch: a few of its images move the statistics that normalise all the
-    others. Here no image's prediction depends on another image of its batch, so such an attack has no effect, whatever
-    the attacker knows. What remains is to poison a batch in order to harm later ones. One batch weighs ``momentum`` in
-    those, and a robust estimator bounds how far its malicious images move its statistics. An attacker of every batch
-    has her fraction of all of them, as with batch statistics. To hit a target she must know it in advance; to raise
-    the error of all images she need not.
+    others. Here no image's prediction depends on another image of its batch, so such an attack has no effect, also by
+    an attacker who knows everything. What remains is to poison a batch in order to harm later ones. One batch
+    weighs ``momentum`` in those, and a robust estimator bounds how far its malicious images move its statistics. An
+    attacker of every batch has her fraction of all of them, as with batch statistics. To hit a target she must know
+    it in advance; to raise the error of all images she need not.
 
     Images that are finite and not padding have the same weight, however the stream is cut into calls. There are two
     limits, because one person may have sent all images of a call. A call weighs at most as much as ``batch_size``

@@ -41,9 +41,9 @@ class Exporter(Protocol):
 class Monitor:
     """Watches an adapter: signals per batch, alarms with a false-alarm rate over the whole stream, actions.
 
-    Attached by its constructor; nothing else in the code that serves changes. It changes no prediction, waits for a GPU
-    once per batch, and reads the inputs of a few layers once. Whatever goes wrong in it, in a callback or in an
-    exporter becomes a warning, and the prediction is returned.
+    Attached by its constructor; the code that serves stays as it is. It changes no prediction, waits for a GPU
+    once per batch, and reads the inputs of a few layers once. An error in it, in a callback or in an exporter
+    becomes a warning, and the prediction is returned.
 
     An alarm says that a signal is no longer exchangeable with that of the reference; see ``docs/deploying.md`` for what
     that means. Images that change without an attack raise one too. Where the method itself declares changes, which a

@@ -13,7 +13,7 @@ class Pace:
     """The progress of a run, from 0 to 1, of a number of epochs or of as many as fit in some minutes.
 
     With minutes, the number of epochs is estimated again after every epoch, and the progress of those that are left is
-    spread over what is left to 1: the learning rate reaches its end whatever the speed of the machine.
+    spread over what is left to 1: the learning rate reaches its end on slow and fast machines alike.
 
     Args:
         epochs: of the run; with minutes, what is assumed until the first one has been timed.

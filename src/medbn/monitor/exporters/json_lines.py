@@ -11,7 +11,7 @@ from ..record import FORMAT, Record
 class JSONLines:
     """Appends each record to a file as a line of JSON.
 
-    Every line is written at once and at the batch's end, so whoever reads the file meanwhile sees complete lines. A
+    Every line is written at once and at the batch's end, so that readers meanwhile see complete lines. A
     file that exists is continued, unless it is something else.
 
     Args:

@@ -13,7 +13,7 @@ from ..values import code_spans, decimal_places, format_full, split_paragraphs
 
 @register_format("markdown", ".md")
 def markdown(document: Document) -> str:
-    """Return a document as Markdown. Galleries are left out, and sections that have nothing else."""
+    """Return a document as Markdown. Galleries are left out, and sections of galleries alone."""
     lines = [f"# {_line(document.title)}", "", *_prose(document.lead)]
     lines += [f"- **{_line(name)}**: {_line(about)}" for name, about in document.series.items()]
     lines += [""] if document.series else []

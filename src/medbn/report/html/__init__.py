@@ -8,7 +8,7 @@ from ..formats import register_format
 
 @register_format("html", ".html")
 def html(document: Document) -> str:
-    """Return a document as a page with its style, script and images inside: it loads nothing else."""
+    """Return a document as a page with its style, script and images inside: it loads no other file."""
     try:
         import jinja2  # noqa: F401
     except ImportError as error:

@@ -41,7 +41,7 @@ def breakable(text: str) -> Markup:
 
 
 def chip(colour: tuple[int, int, int]) -> Markup:
-    """Return a small field of a colour, for a legend. Whatever a document has there, only numbers are written."""
+    """Return a small field of a colour, for a legend. Only numbers are written, so that no text becomes markup."""
     red, green, blue = (int(channel) for channel in colour)
     return element("i", "", class_="chip", style=f"background:rgb({red} {green} {blue})")
 
