@@ -140,6 +140,18 @@ def test_strips_show_what_was_predicted(tmp_path, scenes, weights):
     assert torch.equal(as_tensor(first).long(), colours[logits[0].argmax(0)].permute(2, 0, 1))
 
 
+def test_a_sealed_store_may_leave_out_pictures(tmp_path, scenes):
+    bench.run(scenes.narrow(estimators=["mean"], batches=1), tmp_path / "x.db")
+    with bench.Store(tmp_path / "x.db") as store:
+        store.seal(tmp_path / "all.db")
+        store.seal(tmp_path / "numbers.db", pictures=False)
+    assert b"\x89PNG" in (tmp_path / "all.db").read_bytes()
+    assert b"\x89PNG" not in (tmp_path / "numbers.db").read_bytes()
+    assert stored_metrics(tmp_path / "numbers.db") == stored_metrics(tmp_path / "x.db")
+    _, strips = read(tmp_path / "numbers.db")
+    assert list(strips.values()) == [[]]
+
+
 def as_tensor(picture) -> torch.Tensor:
     return torch.tensor(list(picture.tobytes()), dtype=torch.uint8).view(*picture.size[::-1], 3).permute(2, 0, 1)
 

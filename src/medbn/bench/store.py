@@ -201,8 +201,13 @@ class Store(StoreFile):
             batches.append((of, self.parse(metrics, what)))
         return batches
 
-    def seal(self, path: str | Path) -> None:
-        """Copy the results into a new file, without the states from which streams continue, which take most space."""
+    def seal(self, path: str | Path, *, pictures: bool = True) -> None:
+        """Copy the results into a new file, without the states from which streams continue, which take most space.
+
+        Args:
+            path: the new file.
+            pictures: copy the example images too; False where images are not yours to pass on.
+        """
         if Path(path).exists():
             raise StoreError(f"{path} exists already.")
         self.connection.execute("VACUUM INTO ?", (os.path.abspath(path),))
@@ -213,6 +218,8 @@ class Store(StoreFile):
                     " host = NULL, pid = NULL, born = NULL, until = NULL"
                 )
                 db.execute("DROP TABLE IF EXISTS poisoned")
+                if not pictures:
+                    db.execute("DELETE FROM examples")
             copy.connection.execute("VACUUM")
 
     # --- runs ---------------------------------------------------------------------------------------------------------

@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import argparse
+from typing import TYPE_CHECKING
 
-from ._arguments import add_device, add_root, choose_device, positive_int
+from ._arguments import add_device, add_root, choose_device, image_size, positive_int
 from ._completion import complete, dataset_names, model_names, weights_names
 from ._terminal import format_table, show_progress
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from ..data import Dataset, SegmentationDataset
 
 SUMMARY = "list the models, get weights by name, measure how accurate a model is"
 
@@ -15,7 +21,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
     """Add the actions of the command; without one, it lists the models."""
     parser.epilog = (
         "examples:\n  medbn models\n  medbn models fetch resnet26-cifar10 --from weights\n"
-        "  medbn models accuracy resnet26 --data cifar10"
+        "  medbn models accuracy resnet26 --data cifar10\n"
+        "  medbn models accuracy deeplabv3plus-resnet50 --data cityscapes --size 256x512"
     )
     actions = parser.add_subparsers(title="actions", metavar="ACTION")
     actions.add_parser("list", help="list the models and the weights (the default)").set_defaults(run=list_models)
@@ -27,7 +34,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add_root(action)
     action.set_defaults(run=fetch)
     _configure_accuracy(
-        actions.add_parser("accuracy", help="measure how many clean images a model classifies correctly")
+        actions.add_parser("accuracy", help="measure how many clean images, or pixels, a model classifies correctly")
     )
     parser.set_defaults(run=list_models)
 
@@ -43,6 +50,7 @@ def _configure_accuracy(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--images", type=positive_int, metavar="N", help="the first N test images (default: all)")
     parser.add_argument("--batch-size", type=positive_int, default=50, metavar="N", help="default: 50")
+    parser.add_argument("--size", type=image_size, metavar="HEIGHTxWIDTH", help="scale images for segmentation to this")
     add_device(parser)
     add_root(parser)
     parser.set_defaults(run=measure_accuracy)
@@ -79,18 +87,60 @@ def fetch(options: argparse.Namespace) -> None:
 
 
 def measure_accuracy(options: argparse.Namespace) -> None:
-    """Print the share of clean test images that a model classifies correctly, with its interval."""
-    import torch
+    """Print the share of clean test images that a model classifies correctly, with its interval.
 
-    from .. import bench, data, models
+    For segmentation, print the mean IoU and the share of pixels.
+    """
+    from .. import data
 
-    device = choose_device(options.device)
-    dataset = data.load(options.data, root=options.root)
+    if data.task_of(options.data) == "segmentation":
+        size = {} if options.size is None else {"size": options.size}
+        _measure_pixels(options, data.load_segmentation(options.data, root=options.root, **size))
+    elif options.size is not None:
+        raise ValueError(f"--size is for segmentation; {options.data} has a class per image.")
+    else:
+        _measure_images(options, data.load(options.data, root=options.root))
+
+
+def _load_model(options: argparse.Namespace, dataset: Dataset | SegmentationDataset, device: str) -> nn.Module:
+    """Return the model with the weights that were asked for, or those for the dataset."""
+    from .. import data, models
+
     folder = data.find_root(options.root) / models.FOLDER
     weights = options.weights or folder / f"{options.model}-{dataset.name}.safetensors"
-    model = models.get(options.model, classes=len(dataset.classes), channels=dataset.shape[0], weights=weights).to(
-        device
-    )
+    classes, channels = len(dataset.classes), dataset.shape[0]
+    return models.get(options.model, classes=classes, channels=channels, weights=weights).to(device)
+
+
+def _measure_pixels(options: argparse.Namespace, dataset: SegmentationDataset) -> None:
+    """Print the mean IoU over the classes that occur, and the pixel accuracy, drawing images for their intervals."""
+    import torch
+
+    from .. import bench
+    from ..training import measure_confusion
+
+    device = choose_device(options.device)
+    model = _load_model(options, dataset, device)
+    total, matrices = min(options.images or len(dataset), len(dataset)), []
+    with show_progress(f"{options.model} on {dataset.name}") as bar:
+        for index in range(total):  # one by one: an interval draws them
+            matrices.append(measure_confusion(model, dataset.subset([index]), device))
+            bar.update(index + 1, total)
+    occur = int((torch.stack(matrices).sum((0, 2)) > 0).sum())
+    print(f"{total:,} test images of {dataset.name}, {occur} of {len(dataset.classes)} classes:")
+    for name, of in (("mean IoU", bench.intervals.mean_iou), ("pixels correct", bench.intervals.pixel_accuracy)):
+        value, low, high = bench.intervals.bootstrap_confusion(matrices, of)
+        between = "" if low != low else f" ({low:.2%} to {high:.2%})"
+        print(f"{name} {value:.2%}{between}")
+
+
+def _measure_images(options: argparse.Namespace, dataset: Dataset) -> None:
+    import torch
+
+    from .. import bench
+
+    device = choose_device(options.device)
+    model = _load_model(options, dataset, device)
     total = min(options.images or len(dataset), len(dataset))
     correct = 0
     with torch.no_grad(), show_progress(f"{options.model} on {dataset.name}") as bar:
