@@ -27,6 +27,13 @@ class Result:
     cell: Cell
     batches: list[dict[str, Any]]
     facts: dict[str, Any]
+    others: tuple[str, ...] = ()
+    """The keys of all cells that the batches are from, where these are several: a choice among attacks."""
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """The keys of the cells that the batches are from."""
+        return self.others or (self.key,)
 
     @property
     def stream(self) -> tuple[Any, ...]:
@@ -76,7 +83,9 @@ class Results:
         for group in self._complete_groups(attacks):
             attacked = zip(*(result.batches for result in group), strict=True)
             worst = [max(same, key=_harm) for same in attacked]
-            cells.append(replace(group[0], cell=replace(group[0].cell, attack=attacks[0]), batches=worst))
+            keys = tuple(result.key for result in group)
+            cell = replace(group[0].cell, attack=attacks[0])
+            cells.append(replace(group[0], cell=cell, batches=worst, others=keys))
         return replace(self, cells=cells)
 
     def _complete_groups(self, attacks: Sequence[Attack | None] | None) -> list[list[Result]]:

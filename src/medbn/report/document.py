@@ -27,6 +27,8 @@ class Measure:
     count: int | None = None
     note: str = ""
     """What the number counts, which a page shows when the pointer is on it."""
+    cells: Sequence[str] = ()
+    """The keys of the stored cells that it is made from, which a page shows when it is clicked."""
 
 
 Value = Measure | float | int | str | None
@@ -45,6 +47,8 @@ class Table:
     best: Collection[tuple[int, int]] = ()
     labels: int = 1
     """The number of columns at the left that are labels, not values."""
+    groups: Sequence[str] = ()
+    """For each row, the group of sections that it leads to; none for a table that leads nowhere."""
 
 
 @dataclass(frozen=True)
@@ -180,6 +184,8 @@ class Section:
     """One or two sentences that say what the section shows."""
     group: str = ""
     """The recipe that it belongs to, in a report on several: the contents then list recipes."""
+    folded: bool = False
+    """Whether a page shows the heading alone until it is opened."""
 
 
 @dataclass(frozen=True)
@@ -193,3 +199,12 @@ class Document:
     """The estimators by label, in order, each with what it is."""
     estimators: Mapping[str, str] = field(default_factory=dict)
     """The registered names of estimators by label, which decide their colours and marks."""
+    cells: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    """What the stored cells are, by their keys: a text for each of ``CELL_COLUMNS``."""
+
+
+CELL_COLUMNS = (
+    *("data", "corruption", "seed", "method", "normalisation", "attack", "batches"),
+    *("without, %", "attacked, %"),
+)
+"""What is said of a stored cell."""

@@ -114,7 +114,7 @@ def test_measures_from_fewer_batches_show_their_count_and_are_not_the_best(tmp_p
     assert "| TeBN | image_median | 10.0 (n = 3) | 20.0 (n = 3) |" in pages["markdown"]
     assert re.search(r"\| \*\*30\.3 \(30\.\d–30\.\d\)\*\* \|", pages["markdown"])
     assert "$20.0$ (n = 3)" in pages["latex"]
-    assert '<span class="number">20.0</span><span class="count">n = 3</span>' in pages["html"]
+    assert '>20.0</button><span class="count">n = 3</span>' in pages["html"]
 
 
 def test_equal_counts_are_not_shown(report):

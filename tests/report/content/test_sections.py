@@ -50,10 +50,10 @@ def test_several_recipes_and_a_choice_of_them(tmp_path):
         both, one = build(store), build(store, ["epsilon"])
         with pytest.raises(ValueError, match=r"epsilom.*'epsilon'"):
             build(store, ["epsilom"])
-    assert {section.title.partition(":")[0] for section in both.sections} == {"epsilon", "knowledge"}
+    assert {section.title.partition(":")[0] for section in both.sections} == {"Summary", "epsilon", "knowledge"}
     assert not any("knowledge" in section.title for section in one.sections)
     contents = FORMATS.get("html").write(both).partition("<nav")[2].partition("</nav>")[0]
-    assert contents.count("<a ") == 2
+    assert contents.count("<a ") == 3
     assert '<a href="#epsilon-results">epsilon</a>' in contents
     assert "What was run</a>" in FORMATS.get("html").write(one)
 

@@ -214,3 +214,35 @@ def test_commands_can_be_copied(browser: Any, pages: dict[str, Path]) -> None:
     button.click()
     # A browser may keep pages from files from the clipboard; then the text is selected.
     WebDriverWait(browser, 5).until(lambda _: button.text in ("Copied", "Selected"))
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_a_click_on_a_number_lists_the_cells_that_it_is_made_from(
+    browser: Any, pages: dict[str, Path], size: str
+) -> None:
+    from selenium.webdriver.common.by import By
+
+    _open(browser, pages["measured"], size)
+    numbers = browser.find_elements(By.CSS_SELECTOR, "#results button.number")
+    spans = [span.partition("-") for span in numbers[0].get_attribute("data-cells").split()]
+    count = sum(int(last or first) - int(first) + 1 for first, _, last in spans)
+    shown = numbers[0].text
+    numbers[0].click()
+    dialog = browser.find_element(By.TAG_NAME, "dialog")
+    assert dialog.is_displayed()
+    assert dialog.find_element(By.TAG_NAME, "h2").text == shown
+    assert len(dialog.find_elements(By.CSS_SELECTOR, "tbody tr")) == count > 0
+    box = "const b = document.querySelector('dialog .scroll'); return b.scrollWidth - b.clientWidth"
+    assert browser.execute_script(box) <= 0
+    dialog.find_element(By.TAG_NAME, "button").click()
+    assert not dialog.is_displayed()
+
+
+def test_contents_open_what_is_folded(browser: Any, pages: dict[str, Path]) -> None:
+    from selenium.webdriver.common.by import By
+
+    _open(browser, pages["measured"])
+    facts = browser.find_element(By.CSS_SELECTOR, "#what-was-run .facts")
+    assert not facts.is_displayed()
+    browser.find_element(By.CSS_SELECTOR, 'nav a[href="#what-was-run"]').click()
+    assert facts.is_displayed()

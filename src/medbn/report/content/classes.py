@@ -7,7 +7,7 @@ from typing import Any
 from ...bench import Interval, Results
 from ..document import Colour, Heatmap, Measure, Part
 from .labels import capitalise, estimator_label, method_label
-from .measures import as_percent
+from .measures import as_percent, keys_of
 from .panels import Panel
 
 
@@ -15,17 +15,20 @@ def class_parts(panel: Panel) -> list[Part]:
     """Return a heat map with the IoU of each class; nothing for classification and for sweeps."""
     if not panel.results.dense or panel.sweep:
         return []
-    rows: list[tuple[str, list[Interval | None], int]] = []
+    rows: list[tuple[str, list[Interval | None], Results]] = []
     several = len({method for method, _ in panel.groups}) > 1
     for method, estimator in panel.groups:
         results = panel.group(method, estimator)
         name = f"{method_label(method)}, {estimator_label(estimator)}" if several else estimator_label(estimator)
         for condition, chosen, which in _conditions(panel, results):
             label = f"{name}, {condition}" if condition else name
-            rows.append((label, chosen.class_iou(which), len(chosen.batch_ids())))
+            rows.append((label, chosen.class_iou(which), chosen))
     names, colours = class_names(panel.results), class_colours(panel.results)
     shown = [k for k in range(len(names)) if any(k < len(line) and line[k] for _, line, _ in rows)]
-    values = [[as_percent(line[k], count) if k < len(line) else None for k in shown] for _, line, count in rows]
+    values = []
+    for _, line, chosen in rows:
+        count, keys = len(chosen.batch_ids()), keys_of(chosen)
+        values.append([as_percent(line[k], count, cells=keys) if k < len(line) else None for k in shown])
     title = f"{capitalise(panel.title)}: IoU by class" if panel.title else "IoU by class"
     words = [_in_words(label, line) for (label, _, _), line in zip(rows, values, strict=True)]
     alt = " ".join(["IoU by class in per cent.", *words])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from ...data import corruptions
 from ..document import Heatmap, Measure, Part
 from .labels import corruption_label, estimator_label, method_label
-from .measures import as_percent, measure_worst
+from .measures import as_percent, keys_of, measure_worst
 from .panels import Panel
 
 
@@ -46,4 +46,4 @@ def _measure(panel: Panel, method: str, estimator: str, corruption: str) -> Meas
         return None
     if panel.attack is not None:
         return measure_worst(results.hardest(panel.columns))
-    return as_percent(results.measure(), len(results.batches))
+    return as_percent(results.measure(), len(results.batches), cells=keys_of(results))

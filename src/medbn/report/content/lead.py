@@ -37,10 +37,10 @@ def lead(results: Results) -> str:
 
 def _describe_finding(panel: Panel) -> str:
     """Return what the worst attack does to each estimator, or "" where nothing can be compared."""
-    shared = _shared_batches(panel)
+    shared = shared_batches(panel, panel.estimators)
     findings = []
     for estimator in panel.estimators:
-        results = _of_estimator(panel.results, estimator).only(shared)
+        results = of_estimator(panel.results, estimator).only(shared)
         worst, before = results.worst(panel.columns), results.measure("wrong_without")
         if worst is None or before is None:
             continue
@@ -60,11 +60,12 @@ def _describe_finding(panel: Panel) -> str:
     )
 
 
-def _of_estimator(results: Results, estimator: str) -> Results:
+def of_estimator(results: Results, estimator: str) -> Results:
+    """Return the results of one estimator."""
     return results.select(lambda cell: cell.estimator == estimator)
 
 
-def _shared_batches(panel: Panel) -> set[tuple[Any, ...]]:
-    """Return the batches that every estimator has under every attack."""
+def shared_batches(panel: Panel, estimators: Sequence[str]) -> set[tuple[Any, ...]]:
+    """Return the batches that all of some estimators have under every attack."""
     columns = [panel.in_column(column) for column in panel.columns]
-    return set.intersection(*(_of_estimator(one, name).batch_ids() for one in columns for name in panel.estimators))
+    return set.intersection(*(of_estimator(one, name).batch_ids() for one in columns for name in estimators))

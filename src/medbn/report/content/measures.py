@@ -10,8 +10,10 @@ from ..document import Measure, Value
 from ..tables import smaller_counts
 
 
-def as_percent(interval: Interval | None, count: int | None = None, note: str = "") -> Measure | None:
-    """Return an interval of a rate as a measure in per cent.
+def as_percent(
+    interval: Interval | None, count: int | None = None, note: str = "", cells: Sequence[str] = ()
+) -> Measure | None:
+    """Return an interval of a rate as a measure in per cent, with the keys of the cells that it is from.
 
     Where all batches have the same value the bootstrap has no width. That says nothing about other batches, so there is
     no interval then.
@@ -19,22 +21,27 @@ def as_percent(interval: Interval | None, count: int | None = None, note: str = 
     if interval is None:
         return None
     if math.isnan(interval.low) or interval.high - interval.low < 1e-9:
-        return Measure(100 * interval.value, None, None, count, note)
-    return Measure(100 * interval.value, 100 * interval.low, 100 * interval.high, count, note)
+        return Measure(100 * interval.value, None, None, count, note, cells)
+    return Measure(100 * interval.value, 100 * interval.low, 100 * interval.high, count, note, cells)
+
+
+def keys_of(*several: Results) -> tuple[str, ...]:
+    """Return the keys of the cells of some results, in order, each once."""
+    return tuple(dict.fromkeys(key for results in several for result in results.cells for key in result.keys))
 
 
 def measure_harm(results: Results) -> Measure | None:
     """Return what the attacks on some results do: their success if they are targeted, else the error under them."""
     targeted = any("hit" in batch for batch in results.batches)
     count = len(results.batches)
-    return as_percent(results.measure(), count, _note(results, count, targeted))
+    return as_percent(results.measure(), count, _note(results, count, targeted), keys_of(results))
 
 
 def measure_without(results: Results) -> Measure | None:
     """Return the error on the same batches without an attack."""
     # However many attacks were run on a batch, without an attack it counts once.
     count = len(results.batch_ids())
-    return as_percent(results.measure("wrong_without"), count, _note(results, count, False))
+    return as_percent(results.measure("wrong_without"), count, _note(results, count, False), keys_of(results))
 
 
 def _note(results: Results, count: int, targeted: bool) -> str:
@@ -57,7 +64,7 @@ def measure_worst(results: Results) -> Measure:
 def difference(results: Results, base: Results, which: str) -> Measure | None:
     """Return how much higher ``which`` error is than in ``base``, on the batches that both have."""
     shared = results.by_batch(which).keys() & base.by_batch(which).keys()
-    return as_percent(results.minus(base, which), len(shared))
+    return as_percent(results.minus(base, which), len(shared), cells=keys_of(results, base))
 
 
 def counts(rows: Sequence[Sequence[Value]]) -> set[int]:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from ...bench import Results, Store
 from ...bench import results as stored
 from ..document import Document, Part, Section
+from .cells import describe_cells
 from .classes import class_parts
 from .facts import run_parts, time_parts
 from .frontier import frontier_parts
@@ -18,7 +19,11 @@ from .lead import lead, smoke_warning
 from .panels import split_into_panels
 from .paper import paper_parts
 from .strips import strip_parts
+from .summary import summary_sections
 from .sweeps import sweep_parts
+
+DETAILS = ("By corruption", "By class", "Examples", "Time", "What was run")
+"""Sections that a page folds away; of a report on several experiments all but the results."""
 
 
 def build(store: Store, names: Sequence[str] | None = None) -> Document:
@@ -35,11 +40,12 @@ def build(store: Store, names: Sequence[str] | None = None) -> Document:
     labels = {estimator_label(name): name for name in order_estimators(estimators)}
     series = {label: estimator_about(name) for label, name in labels.items()}
     several = len(recipes) > 1
-    sections = [section for results in recipes for section in _sections(results, store, several)]
+    sections = summary_sections(recipes) if several else []
+    sections += [section for results in recipes for section in _sections(results, store, several)]
     title = f"{len(recipes)} experiments" if several else recipes[0].recipe["name"]
-    first = "Each experiment has its tables, its figures and the commands that ran it." if several else lead(recipes[0])
+    first = "The summary has a row for each experiment, which leads to its tables." if several else lead(recipes[0])
     first = "\n\n".join(filter(None, [smoke_warning(recipes), first]))
-    return Document(f"medbn: {title}", first, sections, series, labels)
+    return Document(f"medbn: {title}", first, sections, series, labels, describe_cells(recipes))
 
 
 def _sections(results: Results, store: Store, several: bool) -> list[Section]:
@@ -83,4 +89,8 @@ def _sections(results: Results, store: Store, several: bool) -> list[Section]:
         ("Time", "Seconds per batch, on the machine below.", time_parts(results)),
         ("What was run", "", run_parts(results)),
     ]
-    return [Section(prefix + title, parts, about, group) for title, about, parts in sections if parts]
+    return [
+        Section(prefix + title, parts, about, group, folded=title in DETAILS or (several and title != "Results"))
+        for title, about, parts in sections
+        if parts
+    ]

@@ -55,6 +55,56 @@
   }
   fitAll();
 
+  // Numbers: a click lists the cells of the store that a number is made from.
+  const stored = document.getElementById("cells");
+  if (stored) {
+    const { columns, texts, rows } = JSON.parse(stored.textContent);
+    const dialog = document.querySelector("dialog");
+    const fill = (row, tag, values) =>
+      row.replaceChildren(
+        ...values.map((value, column) => {
+          const cell = document.createElement(tag);
+          cell.textContent = value;
+          if (tag === "td") cell.dataset.column = columns[column];
+          return cell;
+        })
+      );
+    document.addEventListener("click", (event) => {
+      const number = event.target.closest("button.number");
+      if (!number) return;
+      const chosen = number.dataset.cells.split(" ").flatMap((span) => {
+        const [first, last = first] = span.split("-").map(Number);
+        return rows.slice(first, last + 1);
+      });
+      dialog.querySelector("h2").textContent = number.textContent;
+      dialog.querySelector("p").textContent =
+        `is made from ${chosen.length === 1 ? "one cell" : `${chosen.length} cells`} of the store.`;
+      fill(dialog.querySelector("thead tr"), "th", columns);
+      dialog.querySelector("tbody").replaceChildren(
+        ...chosen.map(([key, ...about]) => {
+          const row = document.createElement("tr");
+          fill(row, "td", [key, ...about.map((place) => texts[place])]);
+          return row;
+        })
+      );
+      dialog.showModal();
+      const table = dialog.querySelector("table");
+      table.classList.remove("cards");
+      if (innerWidth <= 640) table.classList.add("cards");
+    });
+    dialog.addEventListener("click", (event) => event.target === dialog && dialog.close());
+  }
+
+  // Folded sections: a link to one opens it, and paper shows all of them.
+  const unfold = () => {
+    const section = document.getElementById(decodeURIComponent(location.hash.slice(1)));
+    const details = section && section.querySelector(":scope > details.fold");
+    if (details) details.open = true;
+  };
+  addEventListener("hashchange", unfold);
+  unfold();
+  addEventListener("beforeprint", () => document.querySelectorAll("details.fold").forEach((d) => (d.open = true)));
+
   // Copying: a page from a file may not use the clipboard; then the text is selected instead.
   for (const button of document.querySelectorAll("button.copy")) {
     const code = button.parentElement.querySelector("code");
