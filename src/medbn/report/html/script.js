@@ -96,13 +96,17 @@
   }
 
   // Folded sections: a link to one opens it, and paper shows all of them.
-  const unfold = () => {
-    const section = document.getElementById(decodeURIComponent(location.hash.slice(1)));
+  const unfold = (hash) => {
+    const section = document.getElementById(hash.slice(1));
     const details = section && section.querySelector(":scope > details.fold");
     if (details) details.open = true;
   };
-  addEventListener("hashchange", unfold);
-  unfold();
+  document.addEventListener("click", (event) => {
+    const link = event.target.closest('a[href^="#"]');
+    if (link) unfold(link.hash);
+  });
+  addEventListener("hashchange", () => unfold(location.hash));
+  unfold(location.hash);
   addEventListener("beforeprint", () => document.querySelectorAll("details.fold").forEach((d) => (d.open = true)));
 
   // Copying: a page from a file may not use the clipboard; then the text is selected instead.
