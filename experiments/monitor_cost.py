@@ -1,7 +1,7 @@
 """How much of a batch's time does the monitor take? Adapters with and without one take turns in one process.
 
     python experiments/monitor_cost.py --json monitor-cost-cpu.json
-    python experiments/monitor_cost.py --model torchvision:resnet50 --size 224 --images 64 --device cuda
+    python experiments/monitor_cost.py --model resnet50 --size 224 --images 64 --device cuda
 
 Weights are random, which takes the same time. In every round each adapter serves the same images, in alternating
 order. A ratio is of two neighbouring calls, with a monitor and without; on a CPU, of the time that this process

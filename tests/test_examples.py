@@ -73,4 +73,5 @@ def test_two_processes_have_the_error_of_one():
 def test_every_example_is_run_by_a_test():
     tested = {"corruption_errors", "corruption_grid", "own_images", "several_processes"}
     tested |= {"own_method"}  # tests/methods/test_own_method.py
+    tested |= {"ray_serve_service", "litserve_service"}  # tests/test_serving_examples.py
     assert {file.stem for file in FOLDER.glob("*.py")} == tested
