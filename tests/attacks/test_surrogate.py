@@ -6,7 +6,7 @@ from torch import nn
 
 import medbn
 
-from ..methods.table import LEARNING, assert_same, make, state
+from ..methods.table import FROM_MEMORY, LEARNING, assert_same, make, state
 from ..reference import ESTIMATORS
 from .test_dia import MALICIOUS, quick
 
@@ -117,6 +117,7 @@ def test_an_unrolled_gradient_is_that_of_finite_differences(method, model, strea
 def test_what_cannot_be_unrolled_says_so(model, stream):
     for message, unroll, tta in (
         ("SoTTA.*memory", 1, make(model, "sotta")),
+        ("RoTTA.*memory", 1, make(model, "rotta")),
         ("Adagrad", 1, make(model, "tent", optimizer=torch.optim.Adagrad)),
         ("amsgrad", 1, make(model, "tent", optimizer=lambda p, lr: torch.optim.Adam(p, lr=lr, amsgrad=True))),
         ("unroll.*2", 2, make(model, "tent")),
@@ -127,7 +128,7 @@ def test_what_cannot_be_unrolled_says_so(model, stream):
     assert torch.equal(quick(unroll=1)(tebn, *stream[0], MALICIOUS), quick()(tebn, *stream[0], MALICIOUS))
 
 
-@pytest.mark.parametrize("method", [m for m in LEARNING if m != "sotta"])
+@pytest.mark.parametrize("method", [m for m in LEARNING if m not in FROM_MEMORY])
 def test_unrolled_attacks_differ_and_change_no_state(method, model, stream):
     tta = make(model, method)
     before = state(tta)

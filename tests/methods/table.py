@@ -21,9 +21,12 @@ METHODS = {
     "alpha_bn": {"source_images": 4},
     "lame": {"neighbours": 3, "weight": 0.5},
     "cotta": {"augmentations": 2, "restored": 0.2},
+    "rotta": {"capacity": 10, "frequency": 6, "average": 0.5},
 }
 LEARNING = [name for name in METHODS if issubclass(medbn.methods.get(name), medbn.methods.Learner)]
 KEEPS_NOTHING = ["source", "tebn", "mdia", "alpha_bn", "lame"]
+FROM_MEMORY = ["sotta", "rotta"]  # learn from a memory of images, not from the batch at hand
+AVERAGES_OF_MEMORY = ["rotta"]  # those of them whose averages take the statistics of the memory alone
 ADAPTING = [name for name in METHODS if medbn.methods.get(name).adapts]
 # Methods use estimators only through layers, which have three ways to compute: torch's kernel, ours, and a mixture.
 ESTIMATORS = ["mean", "median", "image_median@0.5"]

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from .conftest import Dense
-from .table import DENSE, LEARNING, assert_same, every_learning, every_method, make, state
+from .table import AVERAGES_OF_MEMORY, DENSE, LEARNING, assert_same, every_learning, every_method, make, state
 
 
 @every_learning
@@ -21,8 +21,9 @@ def test_after_is_what_the_updated_model_predicts(method, model, batches):
     assert_same(state(before), state(after))
     fresh = make(model, method, **options)
     torch.testing.assert_close(first, fresh.surrogate()(x))
-    # `after` predicts with the updated parameters and the averages before the batch.
-    updated = {**fresh.snapshot(), "learned": before.snapshot()["learned"]}
+    # `after` predicts with the updated parameters and the averages before the batch, or those after learning.
+    entries = ("learned", "averages") if method in AVERAGES_OF_MEMORY else ("learned",)
+    updated = {**fresh.snapshot(), **{name: before.snapshot()[name] for name in entries}}
     fresh.restore(updated)
     torch.testing.assert_close(second, fresh.surrogate()(x))
 

@@ -29,6 +29,8 @@ import medbn
         ("cotta", "cifar10", {"average": 0.999, "augmentations": 32, "threshold": 0.92, "restored": 0.01, "lr": 1e-3}),
         ("cotta", "cifar100", {"threshold": 0.72, "restored": 0.01}),
         ("cotta", "imagenet", {"threshold": 0.1, "restored": 0.001, "optimizer": "nesterov", "lr": 0.01}),
+        ("rotta", "cifar10", {"capacity": 64, "frequency": 64, "momentum": 0.05, "average": 0.999, "lr": 1e-3}),
+        ("rotta", "cifar10", {"timeliness": 1.0, "certainty": 1.0}),
     ],
 )
 def test_published_defaults(method, preset, expected):
@@ -46,7 +48,7 @@ def test_presets_and_given_options(model):
 
 
 def test_wrong_names_list_the_right_ones(model):
-    with pytest.raises(ValueError, match=r"tnet.*tent.*eata, eta, lame, mdia, past, sar"):
+    with pytest.raises(ValueError, match=r"tnet.*tent.*eata, eta.*past.*sar"):
         medbn.adapt(model, "tnet")
     with pytest.raises(ValueError, match=r"learning_rate.*lr"):
         medbn.adapt(model, "tent", learning_rate=0.1)

@@ -65,6 +65,7 @@ def test_what_reports_call_the_methods():
         "lame": "LAME",
         "mdia": "mDIA",
         "past": "Past",
+        "rotta": "RoTTA",
         "sar": "SAR",
         "sema": "sEMA",
         "sotta": "SoTTA",

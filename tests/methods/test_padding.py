@@ -4,13 +4,13 @@ import pytest
 import torch
 
 from .conftest import small_model
-from .table import assert_same, every_adapting, every_estimator, every_learning, every_method, make, state
+from .table import FROM_MEMORY, assert_same, every_adapting, every_estimator, every_learning, every_method, make, state
 
 
 @every_method
 @pytest.mark.parametrize("estimator", ["median", "image_median@0.5"])
 def test_a_non_finite_image_leaves_the_state_of_the_batch_without_it(method, estimator, model, batches):
-    options = {"capacity": 100} if method == "sotta" else {}  # a full memory replaces images at random
+    options = {"capacity": 100} if method in FROM_MEMORY else {}  # a full memory replaces images at random
     attacked, clean = (make(model, method, estimator, **options) for _ in range(2))
     for step, (x, value) in enumerate(zip(batches, (torch.nan, torch.inf, -torch.inf), strict=False)):
         poisoned = x.clone()

@@ -46,8 +46,8 @@ def unregister(name: str) -> None:
 def available() -> list[str]:
     """Return the names that ``method=`` accepts.
 
-    >>> available()
-    ['alpha_bn', 'cotta', 'eata', 'eta', 'lame', 'mdia', 'past', 'sar', 'sema', 'sotta', 'source', 'tebn', 'tent']
+    >>> available()[-4:]
+    ['sotta', 'source', 'tebn', 'tent']
     """
     return sorted(_registry)
 

@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from .. import policies
 from .._errors import unknown_name
 from ._call import Inputs, Predictions, mean_over
-from ._check_state import Values, check_count, check_images
+from ._check_state import Values
+from ._image_memory import Candidates, check_remembered, predicted_classes
 from ._method import Run
 from ._registry import register
 from .learner import Learner
@@ -145,35 +146,21 @@ class SoTTA(Learner):
         When the memory is full, an image of the largest class is replaced.
         """
         confident = self.filters(predictions, self.memory)["confidence"]
-        candidates = confident.nonzero().flatten().tolist()
-        if not candidates:
+        chosen = confident.nonzero().flatten().tolist()
+        if not chosen:
             return
-        classes_of_rows = predictions.probabilities().argmax(dim=1).view(inputs.total, -1)
-        predicted = classes_of_rows.mode(dim=1).values.tolist()  # of a dense output, the most frequent class
-        old, new = self.memory["images"], inputs.gather_images(confident)
-        self._check_shapes(old, new)
+        predicted = predicted_classes(predictions)
+        candidates = Candidates("SoTTA", self.memory["images"], inputs, confident)
         classes = list(self.memory["classes"])
-        positions = list(range(len(classes)))  # of the remembered images, in the memory followed by the batch
         offset = len(classes)
-        for place, image in enumerate(candidates):
+        positions = list(range(offset))  # of the remembered images, in the memory followed by the batch
+        for place, image in enumerate(chosen):
             while len(positions) >= self.capacity:
                 replaced = self._choose_replaced(classes, predicted[image])
                 del positions[replaced], classes[replaced]
             positions.append(offset + place)
             classes.append(predicted[image])
-        both = {name: torch.cat([old[name], images]) if old else images for name, images in new.items()}
-        self.memory["images"] = {
-            name: images[torch.tensor(positions, device=images.device)].detach() for name, images in both.items()
-        }
-        self.memory["classes"] = classes
-
-    def _check_shapes(self, old: dict[str, Tensor], new: dict[str, Tensor]) -> None:
-        shapes = [{name: tuple(images.shape[1:]) for name, images in each.items()} for each in (old, new)]
-        if old and shapes[0] != shapes[1]:
-            raise ValueError(
-                f"SoTTA remembers images of shape {list(shapes[0].values())}, and this batch has"
-                f" {list(shapes[1].values())}; one adapter serves one kind of call, or reset() it first."
-            )
+        self.memory["images"], self.memory["classes"] = candidates.at(positions), classes
 
     def _choose_replaced(self, classes: list[int], incoming: int) -> int:
         """Return the position of a random image of the incoming class if no class is larger, else of a largest one."""
@@ -188,9 +175,4 @@ class SoTTA(Learner):
 
     def check_memory(self, memory: dict[str, Any], values: Values) -> None:
         """Require a class for each image, and no more images than the capacity."""
-        classes = memory["classes"]
-        if not isinstance(classes, list) or len(classes) > self.capacity:
-            raise ValueError(f"the memory must be a list of at most {self.capacity} classes and their images.")
-        for label in classes:
-            check_count("a class in memory", label)
-        check_images("the memory", memory["images"], len(classes))
+        check_remembered(memory, self.capacity)
