@@ -1,8 +1,7 @@
 """Does the monitor notice attacks, and how often does it raise a false alarm? The answer is a table.
 
-    python experiments/monitor_detection.py --data digits --json monitor-digits-cpu.json
-    python experiments/monitor_detection.py --data cifar10-c --device cuda --images 200 --clean 600 --attacked 20
-        --steps 100 --step-size 1 --json monitor-cifar10-c.json
+    python experiments/monitor_detection.py digits          # the recipe of the table in docs/deploying.md
+    python experiments/monitor_detection.py cifar10-c       # the same on CIFAR-10-C, for a GPU
 
 The signals of every batch are measured once, with a method without memory (TeBN), and kept in the file of ``--json``;
 an interrupted run continues there. Streams are then drawn from the measured batches without replacement: a reference,
@@ -37,10 +36,16 @@ from medbn.monitor import Record, Watch
 
 ALPHAS = (0.1, 0.01)
 CHANGES = ("contrast", "brightness")
+RECIPES: dict[str, dict[str, Any]] = {
+    "digits": {"data": "digits", "images": 60, "clean": 400, "attacked": 16, "steps": 30, "step_size": 4.0},
+    "cifar10-c": {"data": "cifar10-c", "images": 200, "clean": 600, "attacked": 20, "steps": 100, "step_size": 1.0},
+}
+"""Options by the name of a table; what is given beside the name changes them."""
 
 
 def main() -> None:
     parser = cli.Parser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("recipe", nargs="?", choices=RECIPES, help="the options of a table; others change them")
     parser.add_argument("--data", choices=("digits", "cifar10-c"), default="digits")
     parser.add_argument("--root", type=Path, help="the data folder")
     parser.add_argument("--estimator", default="median")
@@ -60,11 +65,16 @@ def main() -> None:
     parser.add_argument("--minutes", type=cli.positive_float, help="measure for about as long, and continue next time")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--json", type=Path, default=Path("monitor-detection.json"), metavar="FILE")
+    recipe = parser.parse_args().recipe
+    if recipe:
+        parser.set_defaults(**RECIPES[recipe], json=Path(f"monitor-{recipe}.json"))
     options = parser.parse_args()
     least = options.reference + options.before + options.attacked
     if options.clean < least:
         raise ValueError(f"--clean must be at least {least}, got {options.clean}.")
-    settings = {name: value for name, value in vars(options).items() if name not in ("json", "minutes", "root")}
+    settings = {
+        name: value for name, value in vars(options).items() if name not in ("json", "minutes", "recipe", "root")
+    }
     record: dict[str, Any] = {"settings": _select_measured(settings), "batches": {}}
     if options.json.exists():
         record = json.loads(options.json.read_text())

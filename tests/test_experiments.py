@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import lzma
 import re
 import runpy
 import sys
@@ -205,12 +206,21 @@ def test_single_images_move_past_as_little_as_images_in_batches(monkeypatch, cap
             assert max(int(healed), int(among)) - int(before) <= 8
 
 
+def test_the_recipe_of_the_monitors_table_is_that_of_the_committed_record():
+    with lzma.open(FOLDER.parent / "results" / "monitor-digits-cpu.json.xz") as file:
+        settings = json.load(file)["settings"]
+    recipe = runpy.run_path(str(FOLDER / "monitor_detection.py"))["RECIPES"]["digits"]
+    assert {name: recipe[name] for name in settings if name in recipe} == {
+        name: value for name, value in settings.items() if name in recipe
+    }
+
+
 TINY = "--images 20 --clean 30 --attacked 2 --steps 1 --reference 15 --before 5 --streams 4 --changes contrast"
 
 
 @pytest.mark.slow
 def test_the_monitor_is_measured_once_and_its_table_is_printed_again(monkeypatch, capsys, tmp_path):
-    arguments = [*TINY.split(), "--json", "m.json"]
+    arguments = ["digits", *TINY.split(), "--json", "m.json"]
     assert run(monkeypatch, "monitor_detection.py", *arguments, "--minutes", "1e-9") == 3
     assert "the same command continues" in capsys.readouterr().out
     assert run(monkeypatch, "monitor_detection.py", *arguments) == 0
