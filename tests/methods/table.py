@@ -22,6 +22,7 @@ METHODS = {
     "lame": {"neighbours": 3, "weight": 0.5},
     "cotta": {"augmentations": 2, "restored": 0.2},
     "rotta": {"capacity": 10, "frequency": 6, "average": 0.5},
+    "deyo": {"margin": 0.95, "plpd": -0.3, "patches": 2},
 }
 LEARNING = [name for name in METHODS if issubclass(medbn.methods.get(name), medbn.methods.Learner)]
 KEEPS_NOTHING = ["source", "tebn", "mdia", "alpha_bn", "lame"]
@@ -31,7 +32,7 @@ ADAPTING = [name for name in METHODS if medbn.methods.get(name).adapts]
 # Methods use estimators only through layers, which have three ways to compute: torch's kernel, ours, and a mixture.
 ESTIMATORS = ["mean", "median", "image_median@0.5"]
 
-DENSE = [name for name in METHODS if name != "lame"]  # which corrects one prediction per image
+DENSE = [name for name in METHODS if name not in ("lame", "deyo")]  # which are for one prediction per image
 
 every_method = pytest.mark.parametrize("method", METHODS)
 every_adapting = pytest.mark.parametrize("method", ADAPTING)

@@ -31,6 +31,8 @@ import medbn
         ("cotta", "imagenet", {"threshold": 0.1, "restored": 0.001, "optimizer": "nesterov", "lr": 0.01}),
         ("rotta", "cifar10", {"capacity": 64, "frequency": 64, "momentum": 0.05, "average": 0.999, "lr": 1e-3}),
         ("rotta", "cifar10", {"timeliness": 1.0, "certainty": 1.0}),
+        ("deyo", "cifar10", {"margin": 0.5, "weight_margin": 0.4, "plpd": 0.2, "patches": 4, "lr": 1e-3}),
+        ("deyo", "imagenet", {"plpd": 0.3, "optimizer": "momentum", "lr": 2.5e-4}),
     ],
 )
 def test_published_defaults(method, preset, expected):
@@ -58,7 +60,7 @@ def test_wrong_names_list_the_right_ones(model):
         medbn.adapt(model, "tent", "medain")
     with pytest.raises(ValueError, match=r"later.*after, before"):
         medbn.adapt(model, "tent", predict="later")
-    with pytest.raises(ValueError, match=r"adamm.*adam, nesterov, sgd"):
+    with pytest.raises(ValueError, match=r"adamm.*adam, momentum, nesterov, sgd"):
         medbn.adapt(model, "tent", optimizer="adamm")
     with pytest.raises(ValueError, match=r"mine.*batch, both, memory"):
         medbn.adapt(model, "sotta", statistics="mine")

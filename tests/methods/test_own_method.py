@@ -60,6 +60,7 @@ def test_what_reports_call_the_methods():
     assert labels == {
         "alpha_bn": "α-BN",
         "cotta": "CoTTA",
+        "deyo": "DeYO",
         "eata": "EATA",
         "eta": "ETA",
         "lame": "LAME",

@@ -80,19 +80,25 @@ def change_images(inputs: Inputs, change: Callable[[Tensor], Tensor], who: str) 
     return inputs.with_images(changed, inputs.size)._replace(valid=inputs.valid)
 
 
-def shuffle_patches(images: Tensor, patches: int, generator: Generator) -> Tensor:
-    """Return images ``(B, C, H, W)`` whose patches, ``patches`` in a row, are in a random order, each image's own.
+def shuffle_patches(images: Tensor, order: Tensor) -> Tensor:
+    """Return images whose patches are in another order.
 
-    Sides that ``patches`` does not divide are scaled down before and up again afterwards.
+    Sides that the number of patches in a row does not divide are scaled down before and up again afterwards.
+
+    Args:
+        images: ``(B, C, H, W)``.
+        order: ``(B, n²)``, permutations of the n × n patches, one for each image.
     """
     batch, channels, *size = images.shape
+    if not batch:  # a process without images
+        return images
+    patches = math.isqrt(order.shape[1])
     height, width = (max(side // patches, 1) * patches for side in size)
     fits = [height, width] == size
     x = images if fits else F.interpolate(images, (height, width), mode="bilinear", antialias=True)
     x = x.view(batch, channels, patches, height // patches, patches, width // patches)
     x = x.permute(0, 2, 4, 1, 3, 5).flatten(1, 2)  # (B, patches², C, H / patches, W / patches)
-    order = torch.rand(batch, patches**2, generator=generator).argsort(dim=1).to(x.device)
-    x = x.gather(1, order.view(batch, -1, 1, 1, 1).expand_as(x))
+    x = x.gather(1, order.to(x.device).view(batch, patches**2, 1, 1, 1).expand_as(x))
     x = x.view(batch, patches, patches, *x.shape[2:]).permute(0, 3, 1, 4, 2, 5).reshape(batch, channels, height, width)
     return x if fits else F.interpolate(x, tuple(size), mode="bilinear", antialias=True)
 

@@ -22,6 +22,7 @@ from .base import NOTHING_FINITE, Adapter
 OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
     "adam": torch.optim.Adam,
     "sgd": torch.optim.SGD,
+    "momentum": partial(torch.optim.SGD, momentum=0.9),
     "nesterov": partial(torch.optim.SGD, momentum=0.9, nesterov=True),
 }
 
@@ -31,8 +32,8 @@ class Learner(Adapter):
 
     Args:
         model, logits, predict, seed, lock, min_images, collect, bounds, outside: as for Adapter.
-        optimizer: ``"adam"`` (the MedBN paper's, for all methods), ``"sgd"``, ``"nesterov"``, which is SGD with
-            Nesterov's momentum of 0.9, or a function of parameters and ``lr``.
+        optimizer: ``"adam"`` (the MedBN paper's, for all methods), ``"sgd"``, ``"momentum"`` and ``"nesterov"``, which
+            are SGD with a momentum of 0.9, or a function of parameters and ``lr``.
         lr: 1e-3 in the MedBN paper.
         weight_decay: none in the MedBN paper.
         steps: updates per batch; one in the MedBN paper.
