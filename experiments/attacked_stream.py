@@ -153,7 +153,7 @@ def draw(numbers: Numbers, canvas: FigureBase, theme: Theme) -> None:
     axis.set_ylabel("error of the other images (%)")
     axis.set_ylim(bottom=0)
     axis.grid(True, axis="y")
-    canvas.legend(*axis.get_legend_handles_labels(), loc="outside upper center", ncols=4)
+    theme.add_legend(canvas, *axis.get_legend_handles_labels(), across=4)
 
 
 FIGURE = analysis.Figure(
@@ -162,7 +162,7 @@ FIGURE = analysis.Figure(
     measure=lambda experiment: analysis.Numbers("attacked-stream", {}, []),
     draw=draw,
     caption=lambda numbers: "",
-    size=lambda numbers: (6.9, 2.6),
+    size=lambda numbers, theme: (theme.width, 2.6),
 )
 
 

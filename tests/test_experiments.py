@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import json
 import lzma
-import re
 import runpy
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
-from medbn import analysis, bench, estimators
+from medbn import bench, estimators
 
 FOLDER = Path(__file__).parents[1] / "experiments"
 
@@ -63,7 +61,6 @@ TRAIN = "medbn train resnet26 --data cifar10 --out "
         ("shifting_stream.py --batches 0", "at least 1"),
         ("costs.py none.db", "no store none.db"),
         ("group_cost.py --shape 3x3", "BxCxHxW"),
-        ("stored_attacks.py a.db b.db --data photos", "neither digits"),
         ("changes.py", TRAIN),
         ("changes.py alarm", "alarms, errors, owned"),
         ("plain_torch_check.py", TRAIN),
@@ -280,36 +277,6 @@ def test_changes_are_found_in_digits_and_owned_batches_are_harmless(monkeypatch,
             assert row[name][0] == (name == "found")
         if row["part"] == "owned" and row["attack"] in ("checkerboard", "white", "grey"):
             assert row["added"][0] <= 1
-
-
-@pytest.mark.slow
-def test_attacks_of_a_store_are_shown_in_figures(monkeypatch, capsys, tmp_path):
-    attack = replace(analysis.attack_of(2), gradient="straight_through")
-    recipe = bench.Recipe(
-        name="stored",
-        settings=(bench.DIGITS,),
-        methods=("tebn",),
-        estimators=("mean", "median"),
-        attacks=(attack,),
-        corruptions=("gaussian_noise",),
-        seeds=(1,),
-        batches=1,
-    )
-    assert bench.run(recipe, "results.db")
-    assert run(monkeypatch, "stored_attacks.py", "results.db", "figures.db", "--data", "digits", "--steps", "2") == 0
-    mean, median, other = capsys.readouterr().out.splitlines()
-    for line in (mean, median):
-        after, before = map(int, re.findall(r"\b\d+\b", line)[:2])
-        assert abs(after - before) <= 2  # of 160; pixels are rounded
-    assert "no such cell" in other
-    settings = analysis.Settings(bench.DIGITS, attack, epsilons=(1.0,), seed=1)
-    with bench.Store("figures.db", create=False) as store:
-        experiment = analysis.Experiment(settings, store=store)
-        cell = experiment.cell("median")
-        shown = experiment.poisoned(cell)
-        fresh = analysis.Experiment(settings).poisoned(cell)
-    assert not torch.equal(shown, fresh)  # from the store, and not crafted again
-    torch.testing.assert_close(shown, fresh, rtol=0, atol=1 / 255)
 
 
 @pytest.mark.slow

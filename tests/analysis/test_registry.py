@@ -27,7 +27,7 @@ def own():
             measure=measure,
             draw=lambda numbers, canvas, theme: canvas.subplots().plot([row["y"] for row in numbers.rows]),
             caption=analysis.describe,
-            size=lambda numbers: (3.0, 2.0),
+            size=lambda numbers, theme: (3.0, 2.0),
         ),
     )
     yield measured

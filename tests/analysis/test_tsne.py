@@ -59,7 +59,7 @@ def test_many_layers_are_drawn_in_bands_of_a_page(numbers):
     analysis.draw(many, figure, analysis.THEMES["light"])
     assert [axis.axison for axis in figure.axes] == 9 * [True] + [False]  # two rows of five
     assert [text.get_text() for axis in figure.axes for text in axis.texts] == layers
-    assert analysis.get("tsne").size(many)[0] <= 7
+    assert analysis.get("tsne").size(many, analysis.THEMES["light"])[0] <= 7
 
 
 def test_embeddings_are_repeatable(settings, numbers):

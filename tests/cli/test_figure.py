@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 
@@ -57,6 +58,10 @@ def test_numbers_are_drawn_again_in_both_themes_without_measuring(folder, monkey
     arguments = ["figure", "shift", "--from", "numbers/shift.json", "--out", "pictures/", "--theme", "light", "dark"]
     assert cli.main(arguments) == 0
     assert sorted(path.name for path in (folder / "pictures").iterdir()) == ["shift-dark.svg", "shift.svg"]
+    narrow = ["--from", "numbers/shift.json", "--out", "narrow.svg", "--width", "column"]
+    assert cli.main(["figure", "shift", *narrow]) == 0
+    width = re.search(rb'width="([\d.]+)pt"', (folder / "narrow.svg").read_bytes())
+    assert float(width[1]) == pytest.approx(72 * 3.35)
 
 
 def test_numbers_of_another_figure_are_refused(folder, refusal):
@@ -92,6 +97,7 @@ def test_the_same_numbers_give_the_same_file(folder):
     [
         (["shfit"], ["shfit", "'shift'"]),
         (["shift", "--theme", "blue"], ["blue", "dark", "light"]),
+        (["shift", "--width", "wide"], ["wide", "column", "page"]),
         (["shift", "--format", "gif"], ["gif", "svg"]),
         (["shift", "--out", "nowhere/x.svg"], ["nowhere"]),
         (["shift", "--data", "photos/"], ["--model"]),

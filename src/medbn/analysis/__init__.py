@@ -14,10 +14,10 @@ from .cache import stored_numbers
 from .captions import describe, epsilon_label
 from .experiment import Experiment, one_per_stage, visit_layers
 from .numbers import Numbers
-from .registry import Figure, available, complete, get, measure, register, unregister
+from .registry import Figure, available, choose_layers, complete, get, measure, register, unregister
 from .render import FORMATS, check_drawing, check_format, contact_sheet, draw, render
-from .settings import LAYERS, PAPER_STEPS, Settings, attack_of, known_setting
-from .theme import THEMES, Theme
+from .settings import LAYERS, PAPER_STEPS, Settings, attack_of, check_layers, known_setting
+from .theme import THEMES, WIDTHS, Theme, get_theme
 
 for _file in pkgutil.iter_modules(__path__):
     importlib.import_module(f"{__name__}.{_file.name}")
@@ -27,6 +27,7 @@ __all__ = [
     "LAYERS",
     "PAPER_STEPS",
     "THEMES",
+    "WIDTHS",
     "Experiment",
     "Figure",
     "Numbers",
@@ -36,12 +37,15 @@ __all__ = [
     "available",
     "check_drawing",
     "check_format",
+    "check_layers",
+    "choose_layers",
     "complete",
     "contact_sheet",
     "describe",
     "draw",
     "epsilon_label",
     "get",
+    "get_theme",
     "known_setting",
     "measure",
     "one_per_stage",

@@ -15,7 +15,7 @@ from .experiment import Experiment
 from .numbers import Numbers
 from .registry import Figure, register
 from .settings import Settings
-from .theme import COLUMN, PAGE, Theme, estimator_label
+from .theme import COLUMN, MANY, PAGE, Theme, estimator_label
 
 if TYPE_CHECKING:
     from matplotlib.figure import FigureBase
@@ -146,7 +146,7 @@ def draw(numbers: Numbers, canvas: FigureBase, theme: Theme) -> None:
         "benign": {"color": theme.benign, "linestyle": "--"},
         "malicious": {"color": theme.malicious},
     }
-    parts = canvas.subfigures(1, len(objectives), squeeze=False)[0]
+    parts = canvas.subfigures(*theme.arrange(len(objectives)), squeeze=False).ravel()
     for part, objective in zip(parts, objectives, strict=True):
         (top, corner), (main, side) = part.subplots(
             2, 2, sharex="col", sharey="row", width_ratios=(5, 1), height_ratios=(1, 5)
@@ -157,7 +157,8 @@ def draw(numbers: Numbers, canvas: FigureBase, theme: Theme) -> None:
             for group, one in numbers.details[objective].items()
         }
         for group in GROUPS:
-            main.scatter(points[group]["norm"], points[group]["entropy"], label=group, **looks[group])
+            x, y = points[group]["norm"], points[group]["entropy"]
+            main.scatter(x, y, label=group, rasterized=len(x) > MANY, **looks[group])
         main.set_xscale("log")
         main.set_xlabel("norm of the gradient")
         main.set_ylabel("entropy (nats)")
@@ -175,7 +176,7 @@ def draw(numbers: Numbers, canvas: FigureBase, theme: Theme) -> None:
         top.set_ylim(bottom=0)
         side.set_xlim(left=0)
     handles, labels = main.get_legend_handles_labels()
-    canvas.legend(handles, labels, loc="outside upper center", ncols=len(labels))
+    theme.add_legend(canvas, handles, labels, across=len(labels))
 
 
 def densities(groups: dict[str, np.ndarray]) -> dict[str, tuple[np.ndarray, np.ndarray]]:
@@ -194,14 +195,21 @@ def densities(groups: dict[str, np.ndarray]) -> dict[str, tuple[np.ndarray, np.n
     return {name: (where, height) for name, height in heights.items()}
 
 
+def size(numbers: Numbers, theme: Theme) -> tuple[float, float]:
+    """Return a width and a height; panels that are below each other need the more."""
+    panels = len(numbers.rows)
+    return (COLUMN, 3.1 * panels + 0.2) if theme.narrow or panels == 1 else (PAGE, 3.3)
+
+
 def caption(numbers: Numbers) -> str:
     """Return the caption."""
     first = numbers.rows[0]
     lower = ", ".join(f"{row['entropy_lower']:.0%} ({row['objective']})" for row in numbers.rows)
+    same, alike = "", f"; {first['alike_low']:.0%} to {first['alike_high']:.0%} if both were alike"
     if all(row["different"] <= numbers.settings["batches"] for row in numbers.rows):
         same, alike = " (one image per batch, repeated: all start grey and follow the same gradient)", ""
-    else:
-        same, alike = "", f"; {first['alike_low']:.0%} to {first['alike_high']:.0%} if both were alike"
+    elif first["different"] < first["malicious"]:
+        same = f" ({first['different']} different ones: all start grey, and most follow the same gradient)"
     return (
         "Entropy of each image's prediction against the norm of that entropy's gradient with respect to the affine"
         " parameters, through the statistics of the batch; densities of both groups along the edges."
@@ -219,6 +227,6 @@ register(
         measure=measure,
         draw=draw,
         caption=caption,
-        size=lambda numbers: (PAGE if len(numbers.rows) > 1 else COLUMN, 3.3),
+        size=size,
     ),
 )

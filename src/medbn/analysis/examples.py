@@ -13,7 +13,7 @@ from .captions import describe, epsilon_label
 from .experiment import Experiment
 from .numbers import Numbers
 from .registry import Figure, register
-from .theme import PAGE, Theme, estimator_label
+from .theme import Theme, estimator_label
 
 if TYPE_CHECKING:
     from matplotlib.figure import FigureBase
@@ -67,11 +67,12 @@ def draw(numbers: Numbers, canvas: FigureBase, theme: Theme) -> None:
     """Draw a column per image, and for each ε the image before, after, and the perturbation."""
     epsilons = numbers.distinct("epsilon")
     pictures = list(zip(numbers.rows, numbers.details["pixels"], strict=True))
-    across = len(pictures) // len(epsilons)
+    each = len(pictures) // len(epsilons)
+    across = shown_images(numbers, theme)
     axes = canvas.subplots(1 + 2 * len(epsilons), across, squeeze=False)
     for place, epsilon in enumerate(epsilons):
         after_row, change_row = axes[1 + 2 * place], axes[2 + 2 * place]
-        for column, (row, pixels) in enumerate(pictures[place * across : (place + 1) * across]):
+        for column, (row, pixels) in enumerate(pictures[place * each : place * each + across]):
             before, after = decode(pixels["before"]), decode(pixels["after"])
             if place == 0:
                 axes[0][column].imshow(before)
@@ -87,11 +88,16 @@ def draw(numbers: Numbers, canvas: FigureBase, theme: Theme) -> None:
             spine.set_visible(False)
 
 
-def size(numbers: Numbers) -> tuple[float, float]:
+def shown_images(numbers: Numbers, theme: Theme) -> int:
+    """Return how many images a figure shows beside each other: half of them in a column."""
+    count = len(numbers.rows) // len(numbers.distinct("epsilon"))
+    return min(count, IMAGES // 2) if theme.narrow else count
+
+
+def size(numbers: Numbers, theme: Theme) -> tuple[float, float]:
     """Return a width and a height that keep images square."""
-    epsilons = len(numbers.distinct("epsilon"))
-    across = len(numbers.rows) // epsilons
-    return PAGE, (1 + 2 * epsilons) * (PAGE - 0.4) / max(across, 4) + 0.1
+    rows = 1 + 2 * len(numbers.distinct("epsilon"))
+    return theme.width, rows * (theme.width - 0.4) / max(shown_images(numbers, theme), 4) + 0.1
 
 
 def caption(numbers: Numbers) -> str:

@@ -17,7 +17,7 @@ from .entropy_gradient import compared_objectives, describe_objectives
 from .experiment import Experiment
 from .numbers import Numbers
 from .registry import Figure, register
-from .theme import PAGE, Theme, estimator_label
+from .theme import Theme, estimator_label
 
 if TYPE_CHECKING:
     from matplotlib.figure import FigureBase
@@ -153,7 +153,7 @@ def draw(numbers: Numbers, canvas: FigureBase, theme: Theme) -> None:
         axis.grid(True, axis="y")
     axes[-1].set_xticks(range(len(names)), [name.replace("_", " ") for name in names], rotation=45, ha="right")
     handles, labels = axes[0].get_legend_handles_labels()
-    canvas.legend(handles, labels, loc="outside upper center", ncols=len(labels))
+    theme.add_legend(canvas, handles, labels, across=len(labels))
 
 
 def filter_label(row: dict[str, object]) -> str:
@@ -182,7 +182,7 @@ register(
         measure=measure,
         draw=draw,
         caption=caption,
-        size=lambda numbers: (PAGE, 1.2 + 1.5 * len(numbers.distinct("objective"))),
+        size=lambda numbers, theme: (theme.width, 1.2 + 1.5 * len(numbers.distinct("objective"))),
         cells=cells,
     ),
 )

@@ -11,7 +11,7 @@ from ..functional import statistics
 from .experiment import Experiment
 from .numbers import Numbers
 from .registry import Figure, register
-from .theme import PAGE, Theme, estimator_label
+from .theme import Theme, estimator_label
 
 if TYPE_CHECKING:
     from matplotlib.figure import FigureBase
@@ -47,7 +47,7 @@ def draw(numbers: Numbers, canvas: FigureBase, theme: Theme) -> None:
     """Draw one panel per estimator: a line of samples for every place of the malicious one, and the centre."""
     series, values = theme.series(numbers.distinct("estimator")), numbers.distinct("value")
     benign = numbers.details["benign"]
-    axes = canvas.subplots(1, len(series), squeeze=False, sharex=True, sharey=True)[0]
+    axes = canvas.subplots(*theme.arrange(len(series)), squeeze=False, sharex=True, sharey=True).ravel()
     for axis, (name, style) in zip(axes, series.items(), strict=True):
         centres = [row["centre"] for row in numbers.select(estimator=name)]
         for height in range(len(values)):
@@ -56,13 +56,15 @@ def draw(numbers: Numbers, canvas: FigureBase, theme: Theme) -> None:
         (malicious,) = axis.plot(values, range(len(values)), "x", color=theme.malicious, markersize=5, mew=1.4)
         axis.plot(centres, range(len(values)), **{**style, "linestyle": "-", "markersize": 5})
         axis.set_title(style["label"], color=style["color"])
-        axis.set_xlabel("activation, in standard deviations")
+        if not theme.narrow:
+            axis.set_xlabel("activation, in standard deviations")
         axis.set_yticks([])
         axis.set_ylim(-0.5, len(values) - 0.5)
         axis.spines["left"].set_visible(False)
+    axes[-1].set_xlabel("activation, in standard deviations")
     (dot,) = axes[0].plot([], [], "o", color=theme.benign, markersize=2.6)
     handles = {"benign samples": dot, "malicious sample": malicious}
-    canvas.legend(list(handles.values()), list(handles), loc="outside upper center", ncols=2)
+    theme.add_legend(canvas, list(handles.values()), list(handles), across=2)
 
 
 def caption(numbers: Numbers) -> str:
@@ -84,7 +86,7 @@ register(
         measure=measure,
         draw=draw,
         caption=caption,
-        size=lambda numbers: (PAGE, 1.9),
+        size=lambda numbers, theme: (theme.width, 3.9 if theme.narrow else 1.9),
         on_data=False,
     ),
 )

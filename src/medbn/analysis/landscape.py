@@ -15,7 +15,7 @@ from .captions import describe
 from .experiment import Experiment
 from .numbers import Numbers
 from .registry import Figure, register
-from .theme import PAGE, Theme, estimator_label
+from .theme import Theme, estimator_label
 
 if TYPE_CHECKING:
     from matplotlib.figure import FigureBase
@@ -97,7 +97,7 @@ def draw(numbers: Numbers, canvas: FigureBase, theme: Theme) -> None:
     """Draw one panel per estimator, with one line per gradient and batch."""
     names = numbers.distinct("estimator")
     series = theme.series(names)
-    axes = canvas.subplots(1, len(names), sharex=True, sharey=True, squeeze=False)[0]
+    axes = canvas.subplots(*theme.arrange(len(names)), sharex=True, sharey=True, squeeze=False).ravel()
     for axis, name in zip(axes, names, strict=True):
         for gradient in GRADIENTS:
             for batch in numbers.distinct("batch"):
@@ -110,14 +110,16 @@ def draw(numbers: Numbers, canvas: FigureBase, theme: Theme) -> None:
                     axis.plot(where, values, markevery=4, **{**series[name], **style, "label": None})
         axis.axhline(0, color=theme.ink, linewidth=0.7, linestyle=":")
         axis.set_title(estimator_label(name))
-        axis.set_xlabel("way of the attack (%)")
         axis.grid(True)
-    axes[0].set_ylabel("margin of the target class")
+        if not theme.narrow or name == names[-1]:
+            axis.set_xlabel("way of the attack (%)")
+        if theme.narrow or name == names[0]:
+            axis.set_ylabel("margin of the target")
     handles = [
         axes[0].plot([], [], color=theme.ink, linestyle=line, label=label)[0]
         for label, line in (("exact gradient", "-"), ("smooth gradient", "--"), ("hit above this line", ":"))
     ]
-    canvas.legend(handles=handles, loc="outside upper center", ncols=3)
+    theme.add_legend(canvas, handles, [handle.get_label() for handle in handles], across=3)
 
 
 def caption(numbers: Numbers) -> str:
@@ -138,6 +140,6 @@ register(
         measure=measure,
         draw=draw,
         caption=caption,
-        size=lambda numbers: (PAGE, 2.6),
+        size=lambda numbers, theme: (theme.width, 5.2 if theme.narrow else 2.6),
     ),
 )

@@ -31,10 +31,11 @@ class Figure:
         measure: returns its numbers. It needs torch and numpy alone.
         draw: draws numbers into an empty figure of matplotlib, or into a part of one.
         caption: returns the caption: what is shown, with sample sizes, model and attack.
-        size: width and height in inches for these numbers.
+        size: width and height in inches for these numbers, at most as wide as the theme is.
         version: of the numbers; raise it when they change, so that stored ones are measured again.
         on_data: False for a figure that needs no data and no model.
         complete: adds to measured numbers what needs ``medbn[figures]``, or returns them as they are without it.
+        choose: returns the numbers of the layers that ``--layers`` names, from those of all layers.
         cells: returns the cells of the bench whose data, model and methods the numbers depend on; None for TeBN with
             each estimator on the first corruption.
     """
@@ -44,10 +45,11 @@ class Figure:
     measure: Callable[[Experiment], Numbers]
     draw: Callable[[Numbers, FigureBase, Theme], None]
     caption: Callable[[Numbers], str]
-    size: Callable[[Numbers], tuple[float, float]]
+    size: Callable[[Numbers, Theme], tuple[float, float]]
     version: int = 1
     on_data: bool = True
     complete: Callable[[Numbers], Numbers] = lambda numbers: numbers
+    choose: Callable[[Numbers, str], Numbers] = lambda numbers, layers: numbers
     cells: Callable[[Experiment], Iterable[Cell]] | None = None
 
 
@@ -79,6 +81,11 @@ def measure(name: str, experiment: Experiment | None = None) -> Numbers:
 def complete(numbers: Numbers) -> Numbers:
     """Return the numbers of a figure, which another machine may have measured, with what ``medbn[figures]`` adds."""
     return get(numbers.figure).complete(numbers)
+
+
+def choose_layers(numbers: Numbers, layers: str) -> Numbers:
+    """Return the numbers of a figure with ``"stages"`` or ``"all"`` of the layers that were measured."""
+    return get(numbers.figure).choose(numbers, layers)
 
 
 def _measure(figure: Figure, experiment: Experiment) -> Numbers:

@@ -25,11 +25,11 @@ CAPTION_SIZE = 6.5
 """Font size of captions, in points."""
 
 
-def check_format(form: str, theme: str = "light") -> None:
-    """Raise a ValueError unless figures can be written in this format and theme."""
+def check_format(form: str, theme: str = "light", width: str = "page") -> None:
+    """Raise a ValueError unless figures can be written in this format, theme and width."""
     if form not in FORMATS:
         raise unknown_name("format of figures", form, FORMATS)
-    get_theme(theme)
+    get_theme(theme, width)
 
 
 def check_drawing() -> None:
@@ -43,33 +43,36 @@ def check_drawing() -> None:
         ) from None
 
 
-def render(numbers: Numbers, form: str = "svg", theme: str = "light", *, caption: bool = True) -> bytes:
+def render(
+    numbers: Numbers, form: str = "svg", theme: str = "light", *, width: str = "page", caption: bool = True
+) -> bytes:
     """Return a figure as the bytes of a file.
 
     Args:
         numbers: of the figure.
         form: ``"svg"``, ``"pdf"`` or ``"png"``.
         theme: ``"light"`` or ``"dark"``.
+        width: ``"column"`` or ``"page"`` of a paper.
         caption: write the caption below the figure.
     """
-    look = get_theme(theme)
+    look = get_theme(theme, width)
     with _open_figure(look, form) as figure:
-        width, height = registry.get(numbers.figure).size(numbers)
-        height += _caption_height(numbers, width) if caption else 0.0
-        figure.set_size_inches(width, height)
-        draw(numbers, figure, look, caption_width=width if caption else None)
+        across, height = registry.get(numbers.figure).size(numbers, look)
+        height += _caption_height(numbers, across) if caption else 0.0
+        figure.set_size_inches(across, height)
+        draw(numbers, figure, look, caption_width=across if caption else None)
         return _save(figure, form)
 
 
 def contact_sheet(figures: Sequence[Numbers], form: str = "svg", theme: str = "light") -> bytes:
     """Return all figures on one sheet, in two columns of about the same height, as the bytes of a file."""
     look = get_theme(theme)
-    width = max([PAGE, *(registry.get(numbers.figure).size(numbers)[0] for numbers in figures)])
-    heights = [registry.get(n.figure).size(n)[1] + _caption_height(n, width) + TITLE for n in figures]
+    width = max([PAGE, *(registry.get(numbers.figure).size(numbers, look)[0] for numbers in figures)])
+    heights = [registry.get(n.figure).size(n, look)[1] + _caption_height(n, width) + TITLE for n in figures]
     columns: list[list[int]] = [[], []]
-    for place in range(len(figures)):  # each into the shorter column
+    for place in sorted(range(len(figures)), key=lambda i: -heights[i]):  # the highest first, into the shorter column
         min(columns, key=lambda column: sum(heights[i] for i in column)).append(place)
-    columns = [column for column in columns if column]
+    columns = [sorted(column) for column in columns if column]
     height = max(sum(heights[i] for i in column) for column in columns)
     with _open_figure(look, form) as figure:
         figure.set_size_inches(width * len(columns), height)

@@ -31,6 +31,12 @@ def attack_of(steps: int, step_size: float | None = None) -> Attack:
     return Attack(steps=steps, step_size=step_size or max(1.0, PAPER_STEPS / steps) / 255)
 
 
+def check_layers(layers: str) -> None:
+    """Raise a ValueError unless figures can show these layers."""
+    if layers not in LAYERS:
+        raise ValueError(f"layers is one of {', '.join(map(repr, LAYERS))}, got {layers!r}.")
+
+
 @dataclass(frozen=True)
 class Settings:
     """What a figure is measured on. The defaults are the paper's setting on the embedded digits, in fewer steps.
@@ -58,8 +64,7 @@ class Settings:
     layers: str = "stages"
 
     def __post_init__(self) -> None:
-        if self.layers not in LAYERS:
-            raise ValueError(f"layers is one of {', '.join(map(repr, LAYERS))}, got {self.layers!r}.")
+        check_layers(self.layers)
         if self.batches < 1:
             raise ValueError(f"batches must be at least 1, got {self.batches}.")
         if self.setting.malicious < 1:

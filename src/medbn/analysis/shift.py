@@ -12,7 +12,7 @@ from .captions import describe, epsilon_label
 from .experiment import Experiment, visit_layers
 from .numbers import Numbers
 from .registry import Figure, register
-from .theme import PAGE, Theme
+from .theme import Theme
 
 if TYPE_CHECKING:
     from matplotlib.figure import FigureBase
@@ -75,7 +75,14 @@ def draw(numbers: Numbers, canvas: FigureBase, theme: Theme) -> None:
     """Draw one panel per quantity and ε, with one line per estimator over the layers."""
     layers, epsilons = numbers.distinct("layer"), [e for e in numbers.distinct("epsilon") if e]
     series = theme.series(numbers.distinct("estimator"))
-    axes = canvas.subplots(len(QUANTITIES), len(epsilons), squeeze=False, sharex=True, sharey="row")
+    if theme.narrow:
+        axes = canvas.subplots(len(QUANTITIES) * len(epsilons), 1, squeeze=False, sharex=True)
+        axes = axes.reshape(len(QUANTITIES), len(epsilons))
+        for line in axes:
+            for axis in line[1:]:
+                axis.sharey(line[0])
+    else:
+        axes = canvas.subplots(len(QUANTITIES), len(epsilons), squeeze=False, sharex=True, sharey="row")
     for line, (quantity, label) in zip(axes, QUANTITIES.items(), strict=True):
         for axis, epsilon in zip(line, epsilons, strict=True):
             for name, style in series.items():
@@ -90,19 +97,26 @@ def draw(numbers: Numbers, canvas: FigureBase, theme: Theme) -> None:
                 axis.plot(range(len(layers)), means, color=style["color"], linewidth=0.7, linestyle=":")
             axis.set_yscale("log")
             axis.grid(True, axis="y")
-        line[0].set_ylabel(f"L1 distance of {label}")
-    for axis, epsilon in zip(axes[0], epsilons, strict=True):
-        axis.set_title(f"ε = {epsilon_label(epsilon)}")
-    for axis in axes[-1]:
+            if theme.narrow or axis is line[0]:
+                axis.set_ylabel(f"L1 distance of {label}")
+            if theme.narrow or axis in axes[0]:
+                axis.set_title(f"ε = {epsilon_label(epsilon)}")
+    for axis in axes.ravel()[-1:] if theme.narrow else axes[-1]:
         axis.set_xticks(range(len(layers)), layers, rotation=90)
     handles, labels = axes[0][0].get_legend_handles_labels()
     (reference,) = axes[0][0].plot([], [], color=theme.ink, linewidth=0.7, linestyle=":")
-    canvas.legend([*handles, reference], [*labels, "no attack"], loc="outside upper center", ncols=len(labels) + 1)
+    theme.add_legend(canvas, [*handles, reference], [*labels, "no attack"], across=len(labels) + 1)
 
 
 def layer_values(numbers: Numbers, epsilon: float, estimator: str, layer: str, quantity: str) -> list[float]:
     """Return the distances of one line at one layer, one per batch."""
     return [row[quantity] for row in numbers.select(epsilon=epsilon, estimator=estimator, layer=layer)]
+
+
+def size(numbers: Numbers, theme: Theme) -> tuple[float, float]:
+    """Return a width and a height; panels that are below each other need the more."""
+    epsilons = sum(1 for epsilon in numbers.distinct("epsilon") if epsilon)
+    return theme.width, 1.4 + 1.45 * len(QUANTITIES) * epsilons if theme.narrow else 4.4
 
 
 def caption(numbers: Numbers) -> str:
@@ -123,6 +137,6 @@ register(
         measure=measure,
         draw=draw,
         caption=caption,
-        size=lambda numbers: (PAGE, 4.4),
+        size=size,
     ),
 )

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
 from .. import estimators
 from .._errors import unknown_name
 from .._styles import estimator_styles
+
+if TYPE_CHECKING:
+    from matplotlib.figure import FigureBase
 
 COLUMN = 3.35
 """The width of a column of a paper, in inches."""
@@ -16,10 +19,16 @@ COLUMN = 3.35
 PAGE = 6.9
 """The width of a page of a paper, in inches."""
 
+WIDTHS = {"column": COLUMN, "page": PAGE}
+"""The widths of figures by their names."""
+
+MANY = 400
+"""Points of a scatter plot from which on they are pixels in SVG and PDF files, which would be large otherwise."""
+
 
 @dataclass(frozen=True)
 class Theme:
-    """The colours of a figure. Benign and malicious images also differ in their marks and in lightness."""
+    """The colours and the width of a figure. Benign and malicious images differ in marks and lightness too."""
 
     name: str
     ground: str
@@ -28,6 +37,25 @@ class Theme:
     """Grid lines and frames."""
     benign: str
     malicious: str
+    width: float = PAGE
+    """In inches."""
+
+    @property
+    def narrow(self) -> bool:
+        """Whether a figure has the width of a column, so that panels are below and not beside each other."""
+        return self.width < PAGE
+
+    def arrange(self, panels: int) -> tuple[int, int]:
+        """Return the rows and the columns of panels that are beside each other on a page.
+
+        >>> THEMES["light"].arrange(3), get_theme("light", "column").arrange(3)
+        ((1, 3), (3, 1))
+        """
+        return (panels, 1) if self.narrow else (1, panels)
+
+    def add_legend(self, canvas: FigureBase, handles: Sequence[Any], labels: Sequence[str], across: int) -> None:
+        """Put a legend above the panels, with a number of entries beside each other if the figure is wide enough."""
+        canvas.legend(handles, labels, loc="outside upper center", ncols=min(across, 2) if self.narrow else across)
 
     def options(self) -> Any:
         """Return the settings of matplotlib while a figure is made and written."""
@@ -83,15 +111,17 @@ class Theme:
 
 THEMES = {
     "light": Theme("light", "#ffffff", "#1c2430", "#8b95a3", "#7f93ad", "#b3124f"),
-    "dark": Theme("dark", "#12161d", "#e6ebf2", "#5d6876", "#6f86a3", "#ff7db0"),
+    "dark": Theme("dark", "#12161d", "#e6ebf2", "#5d6876", "#587394", "#ff8fbc"),
 }
 
 
-def get_theme(name: str) -> Theme:
-    """Return the theme of that name, ``"light"`` or ``"dark"``."""
+def get_theme(name: str, width: str = "page") -> Theme:
+    """Return the theme ``"light"`` or ``"dark"`` for figures as wide as a ``"column"`` or a ``"page"``."""
     if name not in THEMES:
         raise unknown_name("theme", name, THEMES)
-    return THEMES[name]
+    if width not in WIDTHS:
+        raise unknown_name("width of figures", width, WIDTHS)
+    return replace(THEMES[name], width=WIDTHS[width])
 
 
 def estimator_label(name: str) -> str:

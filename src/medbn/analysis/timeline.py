@@ -17,7 +17,7 @@ from .captions import describe_steps
 from .experiment import Experiment
 from .numbers import Numbers, Row
 from .registry import Figure, register
-from .theme import PAGE, Theme, estimator_label
+from .theme import Theme, estimator_label
 
 if TYPE_CHECKING:
     from matplotlib.figure import FigureBase
@@ -153,7 +153,7 @@ def draw(numbers: Numbers, canvas: FigureBase, theme: Theme) -> None:
     axis.set_ylim(bottom=0)
     axis.set_xlim(0.5, len(first) + 0.5)
     axis.grid(True, axis="y")
-    canvas.legend(*axis.get_legend_handles_labels(), loc="outside upper center", ncols=3)
+    theme.add_legend(canvas, *axis.get_legend_handles_labels(), across=3)
 
 
 def line_label(row: Row) -> str:
@@ -184,7 +184,7 @@ register(
         measure=measure,
         draw=draw,
         caption=caption,
-        size=lambda numbers: (PAGE, 3.2),
+        size=lambda numbers, theme: (theme.width, 3.2),
         cells=cells,
     ),
 )

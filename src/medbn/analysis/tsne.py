@@ -12,11 +12,11 @@ import numpy as np
 from torch import Tensor
 
 from .captions import describe, epsilon_label
-from .experiment import Experiment, visit_layers
+from .experiment import Experiment, one_per_stage, visit_layers
 from .numbers import Numbers
 from .registry import Figure, register
 from .separation import PERMUTATIONS, principal_components, separation
-from .theme import COLUMN, PAGE, Theme, estimator_label
+from .theme import COLUMN, MANY, Theme, estimator_label
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -30,8 +30,8 @@ PERPLEXITY = 30.0
 PANEL = 1.28
 """Width and height of a panel, in inches, where there are few."""
 
-ACROSS = 7
-"""Panels in a row at most: more layers are drawn in several bands, one below the other."""
+ACROSS, ACROSS_COLUMN = 7, 5
+"""Panels in a row at most, on a page and in a column: more layers are drawn in several bands, one below the other."""
 
 
 def measure(experiment: Experiment) -> Numbers:
@@ -113,7 +113,7 @@ def draw(numbers: Numbers, canvas: FigureBase, theme: Theme) -> None:
     if any("points" not in panel for panel in panels):
         raise ImportError("t-SNE needs scikit-learn: pip install 'medbn[figures]'.")
     epsilons, names = numbers.distinct("epsilon"), numbers.distinct("estimator")
-    bands = split_layers(shown_layers(numbers))
+    bands = split_layers(shown_layers(numbers), ACROSS_COLUMN if theme.narrow else ACROSS)
     found = {(panel["epsilon"], panel["estimator"], panel["layer"]): panel["points"] for panel in panels}
     colours = theme.series(names)
     rows = [(epsilon, band, name) for epsilon in epsilons for band in bands for name in names]
@@ -122,17 +122,18 @@ def draw(numbers: Numbers, canvas: FigureBase, theme: Theme) -> None:
         for axis in line[len(band) :]:
             axis.set_axis_off()
         for axis, layer in zip(line, band, strict=False):
-            _draw_panel(axis, found[epsilon, name, layer], numbers.details["malicious"], theme)
+            _draw_panel(axis, found[epsilon, name, layer], numbers.details["malicious"], theme, len(panels))
             (row,) = numbers.select(epsilon=epsilon, estimator=name, layer=layer)
             star = "*" if row["separate"] else ""
             axis.set_title(f"{round(row['silhouette'], 2) + 0.0:.2f}{star}".replace("-", "−"), fontsize=6.5, pad=2)
             if place == 0 or (len(bands) > 1 and name == names[0]):
                 top = {"xycoords": "axes fraction", "xytext": (0, 11), "textcoords": "offset points"}
-                axis.annotate(layer, (0.5, 1.0), ha="center", fontsize=7.5 if len(bands) == 1 else 6.5, **top)
+                title = layer.replace(".", "\n", 1) if theme.narrow else layer
+                axis.annotate(title, (0.5, 1.0), ha="center", fontsize=7.5 if len(bands) == 1 else 6.5, **top)
         label = f"{estimator_label(name)}\nε = {epsilon_label(epsilon)}"
-        line[0].set_ylabel(label, color=colours[name]["color"])
-    benign, malicious = _draw_panel(axes[0][0], [], [], theme)
-    canvas.legend([benign, malicious], ["benign images", "malicious images"], loc="outside upper center", ncols=2)
+        line[0].set_ylabel(label, color=colours[name]["color"], fontsize=5.5 if theme.narrow else 7.5)
+    handles = _draw_panel(axes[0][0], [], [], theme)
+    theme.add_legend(canvas, handles, ["benign images", "malicious images"], across=2)
 
 
 def shown_layers(numbers: Numbers) -> list[str]:
@@ -140,21 +141,36 @@ def shown_layers(numbers: Numbers) -> list[str]:
     return list(dict.fromkeys(panel["layer"] for panel in numbers.details["panels"]))
 
 
-def split_layers(layers: list[str]) -> list[list[str]]:
-    """Return layers in as few bands as a page has room for, of about the same length; the first is the longest.
+def choose_layers(numbers: Numbers, layers: str) -> Numbers:
+    """Return the numbers with the panels of ``"stages"`` or of ``"all"`` layers; each has an embedding of its own."""
+    measured = numbers.settings["layers"]
+    if layers == "all" and measured != "all":
+        raise ValueError("these numbers have the panels of one layer per stage: measure them with --layers all.")
+    chosen = numbers.distinct("layer") if layers == "all" else one_per_stage(numbers.distinct("layer"))
+    panels = [panel for panel in numbers.details["panels"] if panel["layer"] in chosen]
+    settings, details = {**numbers.settings, "layers": layers}, {**numbers.details, "panels": panels}
+    return replace(numbers, settings=settings, details=details)
+
+
+def split_layers(layers: list[str], most: int = ACROSS) -> list[list[str]]:
+    """Return layers in as few bands of ``most`` as possible, of about the same length; the first is the longest.
 
     >>> [len(band) for band in split_layers([f"bn{number}" for number in range(9)])]
     [5, 4]
     """
-    across = math.ceil(len(layers) / math.ceil(len(layers) / ACROSS))
+    across = math.ceil(len(layers) / math.ceil(len(layers) / most))
     return [layers[start : start + across] for start in range(0, len(layers), across)]
 
 
-def _draw_panel(axis: Axes, points: list[list[float]], malicious: list[bool], theme: Theme) -> tuple[Any, Any]:
-    """Draw benign images as dots below malicious ones as crosses; return both."""
+def _draw_panel(
+    axis: Axes, points: list[list[float]], malicious: list[bool], theme: Theme, panels: int = 1
+) -> list[Any]:
+    """Draw benign images as dots below malicious ones as crosses, as pixels if there are many panels; return both."""
+    scale = 0.6 if theme.narrow else 1.0
+    many = {"rasterized": len(points) * panels > MANY}
     styles: list[dict[str, Any]] = [
-        {"marker": "o", "s": 5, "color": theme.benign, "linewidths": 0},
-        {"marker": "x", "s": 9, "color": theme.malicious, "linewidths": 0.8},
+        {"marker": "o", "s": 5 * scale, "color": theme.benign, "linewidths": 0, **many},
+        {"marker": "x", "s": 9 * scale, "color": theme.malicious, "linewidths": 0.8 * scale, **many},
     ]
     drawn = []
     for side, style in enumerate(styles):
@@ -165,15 +181,15 @@ def _draw_panel(axis: Axes, points: list[list[float]], malicious: list[bool], th
     axis.margins(0.08)
     for spine in axis.spines.values():
         spine.set_visible(True)
-    return drawn[0], drawn[1]
+    return drawn
 
 
-def size(numbers: Numbers) -> tuple[float, float]:
+def size(numbers: Numbers, theme: Theme) -> tuple[float, float]:
     """Return a width and a height that give every panel the same size."""
-    bands = split_layers(shown_layers(numbers))
+    bands = split_layers(shown_layers(numbers), ACROSS_COLUMN if theme.narrow else ACROSS)
     across = len(bands[0])
     rows = len(bands) * len(numbers.distinct("epsilon")) * len(numbers.distinct("estimator"))
-    panel = min(PANEL, (PAGE - 0.4) / across)
+    panel = min(PANEL, (theme.width - 0.4) / across)
     return max(COLUMN, panel * across + 0.4), (panel + 0.17) * rows + 0.5
 
 
@@ -197,5 +213,6 @@ register(
         size=size,
         version=2,
         complete=embed_panels,
+        choose=choose_layers,
     ),
 )

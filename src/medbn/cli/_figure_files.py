@@ -40,6 +40,7 @@ class FigureFiles:
         name: what was asked for, a figure or ``"all"``.
         form: the format of pictures.
         themes: light, dark or both.
+        width: column or page.
         caption: write captions into the pictures.
         out: file or folder of pictures; None for none.
         json: file or folder of numbers.
@@ -49,6 +50,7 @@ class FigureFiles:
     name: str
     form: str
     themes: list[str]
+    width: str
     caption: bool
     out: str | None
     json: str | None
@@ -63,7 +65,7 @@ class FigureFiles:
         numbers_alone = (options.json or options.csv) and not options.out
         out = None if numbers_alone else options.out or f"{options.name}.{form}"
         themes = list(dict.fromkeys(options.theme))
-        return cls(options.name, form, themes, not options.no_caption, out, options.json, options.csv)
+        return cls(options.name, form, themes, options.width, not options.no_caption, out, options.json, options.csv)
 
     def check(self, names: list[str]) -> None:
         """Raise an error now, and not after measuring, if something cannot be written or drawn."""
@@ -80,7 +82,7 @@ class FigureFiles:
             check_destination(locate(path, self.name, self.form))
         if self.out is not None:
             for theme in self.themes:
-                analysis.check_format(self.form, theme)
+                analysis.check_format(self.form, theme, self.width)
             analysis.check_drawing()
 
     def write(self, numbers: Numbers) -> None:
@@ -94,7 +96,7 @@ class FigureFiles:
             _write(locate(self.csv, numbers.figure, "csv"), numbers.to_csv().encode())
         if self.out and (self.name != SHEET or is_folder(self.out)):
             for theme in self.themes:
-                picture = analysis.render(numbers, self.form, theme, caption=self.caption)
+                picture = analysis.render(numbers, self.form, theme, width=self.width, caption=self.caption)
                 _write(self._picture(numbers.figure, theme), picture)
 
     def write_contact_sheet(self) -> None:

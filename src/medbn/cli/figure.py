@@ -37,7 +37,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "  medbn figure all --out figures.png --theme dark\n"
         "  medbn figure all --out pictures/ --json numbers/ --theme light dark\n"
         "  medbn figure shift --csv shift.csv --json shift.json      numbers alone; needs no matplotlib\n"
-        "  medbn figure shift --from shift.json --format pdf         draws them"
+        "  medbn figure shift --from shift.json --format pdf         draws them\n"
+        "  medbn figure shift --width column --no-caption --format pdf"
     )
     name = parser.add_argument("name", metavar="NAME", help="a figure of `medbn figure list`, or all")
     complete(name, figure_names)
@@ -48,6 +49,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     out.add_argument(
         "--theme", nargs="+", default=["light"], metavar="T", help="light (default), dark, or both: NAME-dark.svg too"
     )
+    out.add_argument("--width", default="page", metavar="W", help="page (default) or column of a paper")
     out.add_argument("--no-caption", action="store_true", help="leave the caption below the figure out")
     out.add_argument("--json", metavar="PATH", help="write the numbers; without --out nothing is drawn")
     out.add_argument("--csv", metavar="PATH", help="the same as a table")
@@ -61,7 +63,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
     corruptions = what.add_argument("--corruptions", nargs="+", metavar="C", help="default: the paper's figure's")
     what.add_argument("--severity", type=positive_int, metavar="N", help="1 to 5 (default: 5)")
     estimators = what.add_argument("--estimators", nargs="+", metavar="E", help="default: mean median image_median")
-    what.add_argument("--layers", default="stages", metavar="L", help="stages (default: one layer per stage) or all")
+    what.add_argument(
+        "--layers", metavar="L", help="stages (default: one layer per stage) or all; also chooses from --from"
+    )
     what.add_argument("--batches", type=positive_int, default=1, metavar="N", help="attacked batches (default: 1)")
     what.add_argument("--batch-size", type=positive_int, metavar="B", help="images per batch (default: 200)")
     what.add_argument("--malicious", type=positive_int, metavar="M", help="of them malicious (default: the paper's)")
@@ -111,12 +115,14 @@ def run(options: argparse.Namespace) -> None:
     names = analysis.available() if options.name == ALL else [options.name]
     for name in names:
         analysis.get(name)
+    analysis.check_layers(options.layers or "stages")
     output = FigureFiles.of(options)
     output.check(names)
     if options.source:
         for name in names:
             path = locate(options.source, name, "json")
-            output.write(read_numbers(path, name))
+            numbers = read_numbers(path, name)
+            output.write(analysis.choose_layers(numbers, options.layers) if options.layers else numbers)
     else:
         for numbers in measure_figures(options, names):
             output.write(numbers)
@@ -205,7 +211,7 @@ def read_settings(options: argparse.Namespace) -> Settings:
         objectives=tuple(dict.fromkeys(options.objectives or ())),
         batches=options.batches,
         seed=options.seed,
-        layers=options.layers,
+        layers=options.layers or "stages",
     )
 
 
