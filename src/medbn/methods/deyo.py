@@ -11,13 +11,13 @@ from torch import Tensor, nn
 from ._augment import change_images, draw_seed, shuffle_patches
 from ._call import Inputs, Predictions, mean_over
 from ._check_state import Values, check_count
+from ._entropy import EntropyLearner
 from ._method import Run
 from ._registry import register
-from .learner import Learner
 
 
 @register("deyo")
-class DeYO(Learner):
+class DeYO(EntropyLearner):
     """Minimises a weighted entropy of the samples that are certain, and are so because of the shape of an object.
 
     PLPD, the difference of the pseudo-label's probability, is p(ŷ | x) − p(ŷ | x′). ŷ is the predicted class of x, and
@@ -32,8 +32,8 @@ class DeYO(Learner):
         plpd: τ_P; 0.2 in DeYO's code and what collections use on CIFAR. 0.3 on ImageNet, which DeYO's script has for
             models with BatchNorm; for others it has 0.2.
         patches: patches in a row and in a column; 4 in DeYO's code.
-        options: those of Learner; the affine parameters of the last stage are not learned, as in DeYO's code. That
-            learns on ImageNet with a momentum of 0.9 and a rate of 0.00025.
+        options: those of EntropyLearner, ``loss="come"`` among them; the affine parameters of the last stage are not
+            learned, as in DeYO's code. That learns on ImageNet with a momentum of 0.9 and a rate of 0.00025.
 
     As in DeYO's code, x′ is normalised with statistics of the shuffled images that have passed the first filter, and
     the loss is the mean over the samples that have passed both.
@@ -83,7 +83,7 @@ class DeYO(Learner):
         selected = certain & (difference > self.plpd)
         if not bool(selected.any()):
             return None
-        entropy = predictions.entropy()
+        entropy = self.entropy_of(predictions)
         margin = self.weight_margin * math.log(predictions.classes)
         weight = torch.exp(margin - entropy.detach()) + torch.exp(difference)
         return mean_over(weight * entropy, selected)
@@ -105,7 +105,7 @@ class DeYO(Learner):
     def filters(self, predictions: Predictions, memory: dict[str, Any]) -> dict[str, Tensor]:
         """Return a mask of the samples whose entropy is low enough; PLPD needs the shuffled images."""
         margin = self.margin * math.log(predictions.classes)
-        return {"entropy": predictions.usable & (predictions.entropy().detach() < margin)}
+        return {"entropy": predictions.usable & (self.entropy_of(predictions).detach() < margin)}
 
     def check_memory(self, memory: dict[str, Any], values: Values) -> None:
         """Require a seed."""

@@ -12,13 +12,13 @@ from torch import Tensor, nn
 
 from ._call import Inputs, Predictions, mean_over
 from ._check_state import Values, check_tensor
+from ._entropy import EntropyLearner
 from ._part import one_each
 from ._registry import register
-from .learner import Learner
 
 
 @register("eta")
-class ETA(Learner):
+class ETA(EntropyLearner):
     """Minimises the mean of exp(E₀ − E(x)) · E(x) over the samples that are reliable and not redundant.
 
     E(x) is the entropy of the prediction f(x); the weight exp(E₀ − E(x)) is a constant in the gradient, also where an
@@ -31,7 +31,7 @@ class ETA(Learner):
         redundancy: ε, the cosine similarity to the average prediction from which a sample is redundant; 0.4 on
             CIFAR-10 and CIFAR-100 (for the latter some use 0.1), 0.05 on ImageNet, as in EATA's paper and code.
         average: the weight of the past in that average; 0.9 in EATA's code.
-        options: those of Learner.
+        options: those of EntropyLearner; ``loss="come"`` takes COME's entropy for E.
 
     Like EATA's code, we average the loss over the selected samples, and take no step when there are none.
     """
@@ -50,7 +50,7 @@ class ETA(Learner):
 
     def loss(self, predictions: Predictions, memory: dict[str, Any], learned: dict[str, Tensor]) -> Tensor | None:
         """Return the weighted entropy; None if no sample is selected."""
-        entropy, selected = predictions.entropy(), self._select(predictions, memory)
+        entropy, selected = self.entropy_of(predictions), self._select(predictions, memory)
         if not bool(selected.any()):
             return None
         margin = self.margin * math.log(predictions.classes)
@@ -67,7 +67,7 @@ class ETA(Learner):
 
     def filters(self, predictions: Predictions, memory: dict[str, Any]) -> dict[str, Tensor]:
         """Return masks of the samples that are reliable, ``"entropy"``, and of those that are not redundant."""
-        entropy, average = predictions.entropy().detach(), memory["prediction"]
+        entropy, average = self.entropy_of(predictions).detach(), memory["prediction"]
         reliable = predictions.usable & (entropy < self.margin * math.log(predictions.classes))
         if average is None:
             return {"entropy": reliable, "redundancy": predictions.usable}
@@ -106,7 +106,7 @@ class EATA(ETA):
             is measured on them, once. In a process group, each process has its part of every batch.
         fisher_weight: β; 1 on CIFAR and 2000 on ImageNet, as in EATA's code.
         fisher_samples: how many source images to use; 2000 in EATA's paper.
-        options: those of ETA and Learner.
+        options: those of ETA and EntropyLearner.
 
     EATA's paper averages squared gradients over samples. A sample has no gradient of its own where it is normalised
     with its batch, so like EATA's code we average the squared gradients of batches.

@@ -10,14 +10,15 @@ from torch import Tensor, nn
 
 from ._call import Inputs, Predictions, mean_over
 from ._check_state import Values
+from ._entropy import EntropyLearner
 from ._method import Run
 from ._registry import register
 from ._unroll import optimizer_step
-from .learner import Learner, sam_perturbation
+from .learner import sam_perturbation
 
 
 @register("sar")
-class SAR(Learner):
+class SAR(EntropyLearner):
     """Minimises the worst entropy within ρ of the parameters over reliable samples; resets the model on collapse.
 
     A sample is reliable if its entropy is below E₀. SAM approximates the worst parameters by θ + ρ·g/‖g‖, where g is
@@ -32,7 +33,8 @@ class SAR(Learner):
             (CIFAR-10, ResNet-26), so with 0.2 the model is reset on nearly every batch, and SAR predicts as TeBN does.
             The MedBN authors' code computes the average and never resets.
         average: the weight of the past in that average; 0.9 in SAR's paper.
-        options: those of Learner; the affine parameters of the last stage are not learned, as in SAR's paper.
+        options: those of EntropyLearner, ``loss="come"`` among them; the affine parameters of the last stage are not
+            learned, as in SAR's paper.
 
     A sample is learned from if it is reliable both at θ and at θ + ρ·g/‖g‖. Where there is no such sample, no step is
     taken. A reset restores the optimiser's moments too, as in SAR's code. That code keeps the collapsed average after a
@@ -66,13 +68,13 @@ class SAR(Learner):
         reliable = self._reliable(predictions)
         if not bool(reliable.any()):
             return False
-        gradients = self.gradients_of(mean_over(predictions.entropy(), reliable))
+        gradients = self.gradients_of(mean_over(self.entropy_of(predictions), reliable))
         with self.sam_ascent(gradients, self.rho):
             predictions = self.predict_again(inputs)
             reliable = reliable & self._reliable(predictions)
             if not bool(reliable.any()):
                 return False
-            loss = mean_over(predictions.entropy(), reliable)
+            loss = mean_over(self.entropy_of(predictions), reliable)
             gradients = self.gradients_of(loss)
         if not self.take_step(gradients):
             return False
@@ -85,7 +87,7 @@ class SAR(Learner):
     def loss(self, predictions: Predictions, memory: dict[str, Any], learned: dict[str, Tensor]) -> Tensor | None:
         """Return the mean entropy of the reliable rows; None if there are none."""
         reliable = self._reliable(predictions)
-        return mean_over(predictions.entropy(), reliable) if bool(reliable.any()) else None
+        return mean_over(self.entropy_of(predictions), reliable) if bool(reliable.any()) else None
 
     def unroll(self, run: Run, state: dict[str, Any], inputs: Inputs) -> dict[str, Tensor]:
         """Return the parameters after one SAM step; its perturbation is a constant, and a reset is left out."""
@@ -95,7 +97,7 @@ class SAR(Learner):
             reliable = self._reliable(predictions)
             if not bool(reliable.any()):
                 return {}
-            gradients = self.gradients_of(mean_over(predictions.entropy(), reliable), learned.values())
+            gradients = self.gradients_of(mean_over(self.entropy_of(predictions), reliable), learned.values())
             perturbed = {
                 name: (p + move).detach().requires_grad_()
                 for (name, p), move in zip(learned.items(), sam_perturbation(gradients, self.rho), strict=True)
@@ -104,7 +106,7 @@ class SAR(Learner):
             reliable = reliable & self._reliable(predictions)
             if not bool(reliable.any()):
                 return {}
-            loss = mean_over(predictions.entropy(), reliable)
+            loss = mean_over(self.entropy_of(predictions), reliable)
             step = torch.autograd.grad(loss, list(perturbed.values()), create_graph=True, allow_unused=True)
             return optimizer_step(self.optimizer, state, step)
 
@@ -114,7 +116,9 @@ class SAR(Learner):
 
     def _reliable(self, predictions: Predictions) -> Tensor:
         """Return a mask of the reliable rows."""
-        return predictions.usable & (predictions.entropy().detach() < self.margin * math.log(predictions.classes))
+        return predictions.usable & (
+            self.entropy_of(predictions).detach() < self.margin * math.log(predictions.classes)
+        )
 
     def check_memory(self, memory: dict[str, Any], values: Values) -> None:
         """Require an average loss, or None before the first."""

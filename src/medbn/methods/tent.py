@@ -7,15 +7,15 @@ from typing import Any, ClassVar
 from torch import Tensor
 
 from ._call import Predictions, mean_over
+from ._entropy import EntropyLearner
 from ._registry import register
-from .learner import Learner
 
 
 @register("tent")
-class Tent(Learner):
+class Tent(EntropyLearner):
     """Minimises the mean entropy −Σ p·log p of the predictions over all affine parameters, one step per batch.
 
-    Its options are those of Learner, with the MedBN paper's defaults.
+    Its options are those of EntropyLearner, with the MedBN paper's defaults; ``loss="come"`` minimises COME's entropy.
     """
 
     label: ClassVar[str] = "TENT"
@@ -23,4 +23,4 @@ class Tent(Learner):
 
     def loss(self, predictions: Predictions, memory: dict[str, Any], learned: dict[str, Tensor]) -> Tensor | None:
         """Return the mean entropy of the usable rows."""
-        return mean_over(predictions.entropy(), predictions.usable)
+        return mean_over(self.entropy_of(predictions), predictions.usable)
