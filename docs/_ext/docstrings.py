@@ -53,6 +53,23 @@ def show_options(
     return stringify_signature(inspect.Signature(parameters)), result
 
 
+def keep_backlinks(app: Sphinx, page: str, template: str, context: dict[str, Any], doctree: Any) -> None:
+    """Let links from source code lead to where a name is documented, or drop them: an object may have two names."""
+    if page.startswith("_modules/"):
+        known = app.env.domains["py"].objects
+
+        def keep(match: re.Match[str]) -> str:
+            if match[1] not in known:
+                return ""
+            where = known[match[1]]
+            link = f"{app.builder.get_relative_uri(page, where.docname)}#{where.node_id}"
+            return f'<a class="viewcode-back" href="{link}">[docs]</a>'
+
+        context["body"] = re.sub(
+            r'<a class="viewcode-back" href="[^"#]*#([^"]*)">.*?</a>', keep, context["body"], flags=re.S
+        )
+
+
 def setup(app: Sphinx) -> dict[str, bool]:
     """Add to Sphinx."""
     app.connect("autodoc-process-docstring", keep_bars, priority=400)
@@ -60,4 +77,5 @@ def setup(app: Sphinx) -> dict[str, bool]:
     app.connect("autodoc-process-docstring", link_pages, priority=420)
     app.connect("autodoc-process-docstring", keep_sentences, priority=600)
     app.connect("autodoc-process-signature", show_options)
+    app.connect("html-page-context", keep_backlinks)
     return {"parallel_read_safe": True}
