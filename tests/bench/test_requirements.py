@@ -33,6 +33,14 @@ def test_missing_weights_come_with_a_command_that_makes_them(setting, command, t
     assert f"medbn train resnet26 {command.format(tmp_path)}" in line
 
 
+def test_models_for_streets_are_made_at_a_size_and_from_a_backbone(tmp_path):
+    setting = bench.recipes.get("segmentation-targeted").settings[0]
+    (*_, line) = bench.missing_requirements(setting, (), tmp_path)
+    assert "medbn train deeplabv3plus-resnet50 --data cityscapes" in line
+    assert "--size" in line
+    assert "--backbone" in line
+
+
 def test_the_shipped_model_and_data_need_nothing(tmp_path):
     assert bench.missing_requirements(bench.DIGITS, ("tebn", "eata"), tmp_path) == []
 

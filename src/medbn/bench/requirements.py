@@ -117,5 +117,7 @@ def _weights_hint(setting: Setting, path: Path) -> str:
         return fetch + give
     out = path.with_suffix(".safetensors")  # the only format that medbn train writes
     command = shlex.join(["medbn", "train", setting.model, "--data", clean, "--out", str(out)])
+    if data.task_of(clean) == "segmentation":
+        command += ", with --size and --backbone as docs/data.md recommends"
     use = f", and then name {out}" if out != path else ""
     return f"{fetch}make one: {command}{use}; or {give}"
