@@ -23,6 +23,7 @@ METHODS = {
     "cotta": {"augmentations": 2, "restored": 0.2},
     "rotta": {"capacity": 10, "frequency": 6, "average": 0.5},
     "deyo": {"margin": 0.95, "plpd": -0.3, "patches": 2},
+    "roid": {},
 }
 LEARNING = [name for name in METHODS if issubclass(medbn.methods.get(name), medbn.methods.Learner)]
 KEEPS_NOTHING = ["source", "tebn", "mdia", "alpha_bn", "lame"]

@@ -33,6 +33,12 @@ import medbn
         ("rotta", "cifar10", {"timeliness": 1.0, "certainty": 1.0}),
         ("deyo", "cifar10", {"margin": 0.5, "weight_margin": 0.4, "plpd": 0.2, "patches": 4, "lr": 1e-3}),
         ("deyo", "imagenet", {"plpd": 0.3, "optimizer": "momentum", "lr": 2.5e-4}),
+        (
+            "roid",
+            "cifar10",
+            {"ensembling": 0.99, "average": 0.9, "temperature": 1 / 3, "consistency": True, "lr": 1e-3},
+        ),
+        ("roid", "imagenet", {"optimizer": "nesterov", "lr": 2.5e-4}),
     ],
 )
 def test_published_defaults(method, preset, expected):

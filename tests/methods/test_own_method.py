@@ -66,6 +66,7 @@ def test_what_reports_call_the_methods():
         "lame": "LAME",
         "mdia": "mDIA",
         "past": "Past",
+        "roid": "ROID",
         "rotta": "RoTTA",
         "sar": "SAR",
         "sema": "sEMA",

@@ -16,9 +16,11 @@ import medbn
 from .conftest import Dense, small_model
 from .table import METHODS, assert_same, every_estimator, make, state
 
-HELD = ["source", "past", "sema", "sotta"]
+HELD = ["source", "past", "rotta", "sema", "sotta"]
 """They predict with statistics that they have; sEMA and SoTTA with a mixture of these and the batch's."""
-PLAIN = [method for method in METHODS if method != "lame"]
+CORRECTING = ["lame", "roid"]
+"""They change what the model returns."""
+PLAIN = [method for method in METHODS if method not in CORRECTING]
 
 
 def paused_prediction(tta, images):
@@ -70,7 +72,7 @@ def test_methods_with_held_statistics_need_no_images(method, adapted, batches):
     plain = medbn.to_batchnorm(tta)
     assert_plain(plain)
     logits = plain(batches[4])
-    if method in ("source", "past"):
+    if method in ("source", "past", "rotta"):
         torch.testing.assert_close(logits, paused_prediction(tta, batches[4]), rtol=1e-4, atol=1e-4)
     else:  # with the average before the batch
         layer, bn = tta.model.bn, plain.bn
@@ -123,6 +125,9 @@ class Twice(nn.Module):
 def test_what_a_plain_model_cannot_do_is_refused(adapted, batches):
     with pytest.raises(ValueError, match="LAME"):
         medbn.to_batchnorm(adapted("lame"))
+    with pytest.raises(ValueError, match="ROID"):
+        medbn.to_batchnorm(adapted("roid"))
+    assert_plain(medbn.to_batchnorm(adapted("roid", prior="none"), batches[4]))
     with pytest.raises(ValueError, match="CoTTA"):
         medbn.to_batchnorm(adapted("cotta", augmented_output=True), batches[0])
     with pytest.raises(ValueError, match="several times"):

@@ -23,9 +23,10 @@ def to_batchnorm(adapter: nn.Module, images: Any = None) -> nn.Module:
     """Return a plain torch model with the adapted parameters, and with the statistics in ordinary BatchNorm layers.
 
     It predicts as the adapter would if it adapted no more, but with fixed statistics. Methods that predict with a
-    moving average (``past``, ``sema``, ``sotta``) or with the training statistics have them already. The others take
-    theirs from the batch at hand: give one, and the model predicts this batch as the adapter does, to rounding. The
-    adapter stays as it is, and shares nothing with the model, which is in eval() and requires no gradients.
+    moving average (``past``, ``rotta``, ``sema``, ``sotta``) or with the training statistics have them already. The
+    others take theirs from the batch at hand: give one, and the model predicts this batch as the adapter does, to
+    rounding. The adapter stays as it is, and shares nothing with the model, which is in eval() and requires no
+    gradients.
 
     Args:
         adapter: what ``medbn.adapt`` returned, or a model whose layers ``medbn.convert`` has made robust.
