@@ -21,6 +21,8 @@ def test_no_test_sleeps_or_sets_a_time_limit():
             if isinstance(node, ast.Call):
                 name = getattr(node.func, "attr", getattr(node.func, "id", ""))
                 limited = any(k.arg == "timeout" and ast.unparse(k.value) != "None" for k in node.keywords)
+                if name == "init_process_group":  # a group's own limit, after which a process that hangs is an error
+                    continue
                 if limited or name == "sleep":
                     found.append(f"{file.relative_to(TESTS)}:{node.lineno} {name}")
     assert found == []

@@ -113,7 +113,7 @@ def test_the_warm_up_is_served_without_attack(tmp_path, tiny, scenario):
     ("method", "options", "message"),
     [
         ("past", {"momentum": 2.0}, "options of past: momentum"),
-        ("tent", {"lr": -1.0}, "options of tent.*learning rate"),
+        ("tent", {"lr": -1.0}, "options of tent.*lr is"),
         ("eata", {"steps": 0}, "options of eata: steps"),
     ],
 )

@@ -12,9 +12,10 @@ from medbn.bench.executors import group_by_poison
 from medbn.bench.shard import identify
 
 
-@pytest.mark.parametrize("count", [1, 2, 3, 5, 6, 16, 500])
+@pytest.mark.parametrize("count", [1, 2, 3, 5, 6, 16, 100])
 def test_every_cell_is_in_one_shard_with_those_that_share_its_poison(count):
-    cells = list(bench.recipes.get("worst-case").cells())
+    recipe = bench.recipes.get("worst-case")
+    cells = list(replace(recipe, settings=recipe.settings[:1], corruptions=recipe.corruptions[:3]).cells())
     shards = [bench.Shard(number, count).select(cells) for number in range(1, count + 1)]
     assert Counter(cell for shard in shards for cell in shard) == Counter(map(identify, cells))
     groups = group_by_poison([(cell, None) for cell in cells])
