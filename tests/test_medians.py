@@ -29,6 +29,7 @@ def malicious_points(draw, m, dimensions):
     return torch.tensor(draw(st.lists(st.tuples(*[poison] * dimensions), min_size=m, max_size=m)), dtype=torch.float64)
 
 
+@pytest.mark.slow
 @given(st.lists(st.floats(width=32, allow_nan=False, allow_infinity=False), min_size=1, max_size=40))
 def test_the_lower_median_is_exact_for_any_values(values):
     centre, _ = statistics(torch.tensor(values, dtype=torch.float32).view(-1, 1), "median")

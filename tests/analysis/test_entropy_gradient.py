@@ -13,6 +13,8 @@ from medbn.analysis.registry import numbers_key
 
 from .conftest import state_values
 
+pytestmark = pytest.mark.slow  # the first test attacks batches
+
 
 def small_model():
     torch.manual_seed(1)

@@ -44,6 +44,7 @@ def test_a_batch_is_crafted_once_in_a_store(settings, tmp_path):
         assert len(crafted) == 1
 
 
+@pytest.mark.slow
 def test_numbers_are_measured_once_in_a_store_and_leave_cells_alone(settings, tmp_path):
     with Store(tmp_path / "s.db") as store:
         store.claim("k", {"a": 1}, {})
@@ -64,6 +65,7 @@ def test_numbers_are_measured_once_in_a_store_and_leave_cells_alone(settings, tm
         assert sealed.rows("poisoned") == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("table", ["figures", "poisoned"])
 def test_a_damaged_row_is_an_error(settings, tmp_path, table):
     path = tmp_path / "s.db"

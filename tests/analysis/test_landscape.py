@@ -9,6 +9,8 @@ from medbn.analysis.landscape import margin, margins_along
 
 from .conftest import state_values
 
+pytestmark = pytest.mark.slow  # the first test attacks batches
+
 
 def test_margin_is_the_lead_of_the_target_class():
     logits = torch.tensor([[1.0, 4.0, 2.5], [0.0, 0.0, 0.0]])

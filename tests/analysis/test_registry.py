@@ -43,6 +43,7 @@ def test_an_own_figure_is_listed_and_measured_once(own, settings, tmp_path, caps
         assert len(own) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", analysis.FORMATS)
 def test_an_own_figure_is_drawn(own, settings, form):
     pytest.importorskip("matplotlib")

@@ -11,6 +11,8 @@ from medbn.analysis.timeline import serve_stream
 
 from .conftest import state_values
 
+pytestmark = pytest.mark.slow  # the first test attacks batches
+
 MALICIOUS = slice(6, 10)
 
 

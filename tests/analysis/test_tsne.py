@@ -12,6 +12,8 @@ import torch
 import medbn
 from medbn import analysis
 
+pytestmark = pytest.mark.slow  # the first test attacks batches
+
 SHOWN = ["bn1", "layer1.0.bn2", "layer2.0.bn2", "layer3.0.bn2"]
 
 

@@ -241,6 +241,7 @@ def test_memory_is_flat_in_the_number_of_steps(model, stream):
     assert len(set(alive[2:])) == 1
 
 
+@pytest.mark.slow
 def test_the_adaptive_attack_keeps_the_medians_together(model, stream):
     tta, (images, labels) = make(model, "tebn"), stream[0]
 

@@ -91,6 +91,7 @@ def test_after_a_failed_capture_steps_are_eager_with_one_warning(model, stream, 
 # --- what is replayed ------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["tebn", "tent", "sotta", "sema", "eata"])
 def test_one_graph_serves_a_stream(method, model, stream, captured):
     tta = make(model, method)
@@ -103,6 +104,7 @@ def test_one_graph_serves_a_stream(method, model, stream, captured):
     assert len(captured) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options", [{"method": "past", "batch_size": 10}, {"method": "sema", "counted": True}], ids=str
 )

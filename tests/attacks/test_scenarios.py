@@ -130,6 +130,7 @@ def test_the_pixels_of_all_batches_count_alike(dense_model, dense_stream):
 # --- ensembles -------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_an_ensemble_returns_what_harms_the_real_adapter_most(model, stream):
     tta, (images, labels) = make(model, "tent", predict="after"), stream[0]
     attacks = [
@@ -176,6 +177,7 @@ def test_a_failing_clean_line_leaves_the_poisoned_state(model, stream):
     assert_same(state(tta), state(twin))
 
 
+@pytest.mark.slow
 def test_the_worst_case_set(model, stream):
     attack = worst_case(Indiscriminate(), steps=2)
     kinds = [(a.gradient, a.start, a.restarts) for a in attack.attacks]

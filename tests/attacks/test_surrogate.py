@@ -128,6 +128,7 @@ def test_what_cannot_be_unrolled_says_so(model, stream):
     assert torch.equal(quick(unroll=1)(tebn, *stream[0], MALICIOUS), quick()(tebn, *stream[0], MALICIOUS))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", [m for m in LEARNING if m not in FROM_MEMORY])
 def test_unrolled_attacks_differ_and_change_no_state(method, model, stream):
     tta = make(model, method)

@@ -31,6 +31,7 @@ def key(adapter, attack, images=None, labels=None) -> str:
     return CachedAttack(attack, PoisonCache(), "weights").key(adapter, images, labels, slice(3, 4))
 
 
+@pytest.mark.slow
 def test_methods_with_the_same_surrogate_share_the_first_batch(tmp_path, tiny):
     recipe = replace(tiny, methods=("tebn", "tent", "eta", "sar", "sema"), estimators=("mean",), batches=2)
     events = []

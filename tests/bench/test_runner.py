@@ -12,6 +12,7 @@ from medbn import bench, data, models
 from .stored import stored_metrics
 
 
+@pytest.mark.slow
 def test_finished_cells_are_left_alone_and_streams_are_continued(tmp_path, tiny):
     store, events = tmp_path / "x.db", []
     bench.run(replace(tiny, batches=1), store)

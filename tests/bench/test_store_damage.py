@@ -106,6 +106,7 @@ ALLOWED = {("runs", "ended", None), ("cells", "state", None)}
 """Values that are stored in a good store as well."""
 
 
+@pytest.mark.slow
 def test_no_flipped_bit_changes_a_number(good, tmp_path):
     expected = read(good)
     content = good.read_bytes()

@@ -267,6 +267,7 @@ def neither():
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("function", ["both", "neither"])
 def test_a_function_has_one_signature_in_run_and_train(function, tmp_path, monkeypatch):
     (tmp_path / "own_nets.py").write_text(FUNCTIONS)

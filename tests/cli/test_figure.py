@@ -35,6 +35,7 @@ def test_numbers_alone_need_no_drawing(folder, capsys, monkeypatch):
     assert not list(folder.glob("*.svg"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "file", "start"),
     [
@@ -50,6 +51,7 @@ def test_a_figure_is_written_in_each_format(folder, arguments, file, start):
     assert (folder / file).read_bytes().startswith(start)
 
 
+@pytest.mark.slow
 def test_numbers_are_drawn_again_in_both_themes_without_measuring(folder, monkeypatch):
     pytest.importorskip("matplotlib")
     pytest.importorskip("sklearn")
@@ -72,6 +74,7 @@ def test_numbers_of_another_figure_are_refused(folder, refusal):
     assert "c.json" in refusal(["figure", "shift", "--from", "c.json"])
 
 
+@pytest.mark.slow
 def test_all_figures_are_on_one_sheet(folder, monkeypatch):
     pytest.importorskip("matplotlib")
     pytest.importorskip("sklearn")
@@ -83,6 +86,7 @@ def test_all_figures_are_on_one_sheet(folder, monkeypatch):
     assert sorted(path.name for path in (folder / "folder").iterdir()) == names
 
 
+@pytest.mark.slow
 def test_the_same_numbers_give_the_same_file(folder):
     """SVG files have no date and no random names."""
     pytest.importorskip("matplotlib")

@@ -53,6 +53,7 @@ def test_a_capture_can_wait_for_the_second_call(anywhere, adapted):
     assert get(graphs, adapted, 1, wait=True) is get(graphs, adapted, 1, wait=True) is not None
 
 
+@pytest.mark.slow
 def test_the_least_recently_used_is_dropped_and_the_pool_is_shared(anywhere, adapted):
     graphs, pools = GraphCache(capacity=2), []
 

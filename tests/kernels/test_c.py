@@ -123,6 +123,7 @@ def test_medians_are_exact_and_moments_close(kind: str, last: bool) -> None:
         check_abs_median(x, binding.median_statistics(x).centre)
 
 
+@pytest.mark.slow
 @each_isa
 @given(
     st.integers(1, 40),

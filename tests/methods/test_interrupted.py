@@ -86,6 +86,7 @@ def interrupt_everywhere(method, model, batches, parts, **options):
     assert_same(state(tta), after)
 
 
+@pytest.mark.slow
 @every_method
 @pytest.mark.parametrize("predict", ["before", "after"])
 def test_an_exception_at_any_line_changes_nothing(method, predict, model, batches):

@@ -49,6 +49,7 @@ def test_the_parameters_are_loaded_and_in_their_own_dtype(model, other, tmp_path
     assert returned == models.fingerprint(model)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", KEYS)
 def test_a_checkpoint_with_the_published_names_loads_strictly(name, tmp_path):
     model = models.get(name)

@@ -21,21 +21,18 @@ IN_PROCESSES = ("kills", "sharing")
 ROOT = Path(__file__).parents[2]
 
 
-SLOW = [pytest.param("interrupts", 10, marks=pytest.mark.slow), pytest.param("stores", 25, marks=pytest.mark.slow)]
+SLOW = [("interrupts", 10), ("state-files", 25), ("states", 30), ("stores", 25), ("threads", 5)]
 FAST = [
     ("archives", 40),
     ("arrays", 60),
     ("images", 60),
     ("recipes", 60),
     ("segmentation", 40),
-    ("state-files", 25),
-    ("states", 30),
-    ("threads", 5),
     ("weights", 25),
 ]
 
 
-@pytest.mark.parametrize(("kind", "trials"), FAST + SLOW)
+@pytest.mark.parametrize(("kind", "trials"), [*FAST, *(pytest.param(*each, marks=pytest.mark.slow) for each in SLOW)])
 def test_a_few_trials(kind, trials):
     report = run_kind(kind, trials, seed=0)
     assert report.broken == []

@@ -41,6 +41,7 @@ def test_it_learns_and_is_reproducible_to_the_bit(digits):
     assert models.fingerprint(other) != models.fingerprint(one)
 
 
+@pytest.mark.slow
 def test_a_stopped_run_continues_to_the_same_bits(digits, tmp_path):
     plan, path = Plan(epochs=3), tmp_path / "run.checkpoint"
     whole = tiny()
