@@ -96,7 +96,7 @@ class LayerSettings(_BatchNorm):
     def _apply_overrides(self) -> None:
         """Set what contexts may override: to the value of the last context that does, else to the layer's own."""
         settings = vars(self)
-        settings.update(_policy=self._own_policy, _valid=None, _backward=None, _choose=None)
+        settings.update(_policy=self._own_policy, _valid=None, _backward=None, _choose=None, _adjust=None)
         for override in self._overrides:
             settings.update(override)
 

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from . import estimators, policies
 from ._contexts import add_observers, add_overrides, remove_observers, remove_overrides
 from .estimators import Estimator
-from .layers import Choose, LayerPass, Observer, RobustBatchNorm
+from .layers import Adjust, Choose, LayerPass, Observer, RobustBatchNorm
 from .policies import Policy
 
 
@@ -123,6 +123,18 @@ def choose_statistics(model: nn.Module, choose: Choose) -> Iterator[None]:
             the variance to normalise with.
     """
     with _override({layer: {"_choose": choose} for layer in robust_layers(model).values()}):
+        yield
+
+
+@contextmanager
+def adjust_outputs(model: nn.Module, adjust: Adjust) -> Iterator[None]:
+    """Let a function change the output of every layer.
+
+    Args:
+        model: a model with robust layers.
+        adjust: called by each layer with its pass, whose statistics have gradients, and its output; returns another.
+    """
+    with _override({layer: {"_adjust": adjust} for layer in robust_layers(model).values()}):
         yield
 
 

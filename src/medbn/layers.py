@@ -58,12 +58,22 @@ class Observer:
 Choose = Callable[["RobustBatchNorm", Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
 """From a layer, its input and the batch's centre and variance to the statistics to normalise with."""
 
+Adjust = Callable[[LayerPass, Tensor], Tensor]
+"""From a pass and its output to another output."""
+
 tails: dict[str, Callable[[nn.Module, Tensor], Tensor]] = {}
 """What BatchNorm subclasses do after normalising, by the class's module and name; see ``medbn.register_tail``."""
 
 _MOVING_AVERAGE = ("ema_mean", "ema_var")
 _SETTINGS = ("_estimator", "_policy", "_own_policy", "_nonfinite", "_group", "_converted_from", "_tail")
-_TEMPORARY: dict[str, Any] = {"_valid": None, "_backward": None, "_choose": None, "_observers": (), "_overrides": ()}
+_TEMPORARY: dict[str, Any] = {
+    "_valid": None,
+    "_backward": None,
+    "_choose": None,
+    "_adjust": None,
+    "_observers": (),
+    "_overrides": (),
+}
 
 
 class RobustBatchNorm(RunningStatistics):
@@ -119,6 +129,7 @@ class RobustBatchNorm(RunningStatistics):
         self._valid: Tensor | None = None
         self._backward: Estimator | None = None
         self._choose: Choose | None = None
+        self._adjust: Adjust | None = None
         self._observers: tuple[Observer, ...] = ()
         self._overrides: tuple[dict[str, Any], ...] = ()
         self.policy = policy
@@ -149,13 +160,17 @@ class RobustBatchNorm(RunningStatistics):
             output = self._chosen_forward(input, self._choose)
         elif self._is_torch_batch_norm(input):
             output = self._torch_forward(input)
+        elif self._adjust is not None:
+            passes: list[LayerPass] = []
+            output = self._robust_forward(input, (*self._observers, Observer(passes.append)))
+            output = self._adjust(passes[0], output)
         else:
-            output = self._robust_forward(input)
+            output = self._robust_forward(input, self._observers)
         return output if self._tail is None else tails[self._tail](self, output)
 
     def _is_torch_batch_norm(self, input: Tensor) -> bool:
         """Return whether torch's own BatchNorm computes this forward pass: with its statistics, or with given ones."""
-        if self._observers or self._valid is not None or self._backward is not None:
+        if self._observers or self._adjust or self._valid is not None or self._backward is not None:
             return False
         if self._active_group is not None and not len(input):
             return False
@@ -182,8 +197,8 @@ class RobustBatchNorm(RunningStatistics):
         momentum = float(self._count_batch())
         return F.batch_norm(input, self.running_mean, self.running_var, weight, bias, True, momentum, eps)
 
-    def _robust_forward(self, input: Tensor) -> Tensor:
-        batch_weight, observers = self._batch_weight, self._observers
+    def _robust_forward(self, input: Tensor, observers: tuple[Observer, ...]) -> Tensor:
+        batch_weight = self._batch_weight
         # With batch weight 1, running statistics are used for a batch with no finite image.
         running = self._running_statistics() if batch_weight != 1.0 or self.running_mean is not None else None
         few = self._has_few_values(input)

@@ -117,6 +117,7 @@ def test_an_unrolled_gradient_is_that_of_finite_differences(method, model, strea
 def test_what_cannot_be_unrolled_says_so(model, stream):
     for message, unroll, tta in (
         ("SoTTA.*memory", 1, make(model, "sotta")),
+        ("NOTE.*memory", 1, make(model, "note")),
         ("RoTTA.*memory", 1, make(model, "rotta")),
         ("Adagrad", 1, make(model, "tent", optimizer=torch.optim.Adagrad)),
         ("amsgrad", 1, make(model, "tent", optimizer=lambda p, lr: torch.optim.Adam(p, lr=lr, amsgrad=True))),

@@ -24,11 +24,12 @@ METHODS = {
     "rotta": {"capacity": 10, "frequency": 6, "average": 0.5},
     "deyo": {"margin": 0.95, "plpd": -0.3, "patches": 2},
     "roid": {},
+    "note": {"capacity": 10, "frequency": 6, "momentum": 0.2, "lr": 1e-3},
 }
 LEARNING = [name for name in METHODS if issubclass(medbn.methods.get(name), medbn.methods.Learner)]
 KEEPS_NOTHING = ["source", "tebn", "mdia", "alpha_bn", "lame"]
-FROM_MEMORY = ["sotta", "rotta"]  # learn from a memory of images, not from the batch at hand
-AVERAGES_OF_MEMORY = ["rotta"]  # those of them whose averages take the statistics of the memory alone
+FROM_MEMORY = ["sotta", "rotta", "note"]  # learn from a memory of images, not from the batch at hand
+AVERAGES_OF_MEMORY = ["rotta", "note"]  # those of them whose averages take the statistics of the memory alone
 ADAPTING = [name for name in METHODS if medbn.methods.get(name).adapts]
 # Methods use estimators only through layers, which have three ways to compute: torch's kernel, ours, and a mixture.
 ESTIMATORS = ["mean", "median", "image_median@0.5"]

@@ -39,6 +39,7 @@ import medbn
             {"ensembling": 0.99, "average": 0.9, "temperature": 1 / 3, "consistency": True, "lr": 1e-3},
         ),
         ("roid", "imagenet", {"optimizer": "nesterov", "lr": 2.5e-4}),
+        ("note", "cifar10", {"width": 4.0, "capacity": 64, "frequency": 64, "momentum": 0.01, "lr": 1e-4}),
     ],
 )
 def test_published_defaults(method, preset, expected):

@@ -65,6 +65,7 @@ def test_what_reports_call_the_methods():
         "eta": "ETA",
         "lame": "LAME",
         "mdia": "mDIA",
+        "note": "NOTE (BatchNorm source)",
         "past": "Past",
         "roid": "ROID",
         "rotta": "RoTTA",

@@ -91,6 +91,7 @@ def test_methods_that_normalise_alike_share_a_key(model):
         ("alpha_bn", {"source_images": None}, {"source_images": 4}),
         ("alpha_bn", {"source_images": None, "prior": 0.9}, {"source_images": None, "prior": 0.8}),
         ("lame", {"neighbours": 3}, {"neighbours": 4}),
+        ("note", {"width": 4.0}, {"width": 3.0}),
         ("roid", {"prior": "probabilities"}, {"prior": "logits"}),
         ("roid", {"prior": "probabilities"}, {"prior": "none"}),
         ("cotta", {"augmented_output": False}, {"augmented_output": True}),

@@ -18,7 +18,7 @@ from .table import METHODS, assert_same, every_estimator, make, state
 
 HELD = ["source", "past", "rotta", "sema", "sotta"]
 """They predict with statistics that they have; sEMA and SoTTA with a mixture of these and the batch's."""
-CORRECTING = ["lame", "roid"]
+CORRECTING = ["lame", "note", "roid"]
 """They change what the model returns."""
 PLAIN = [method for method in METHODS if method not in CORRECTING]
 
@@ -125,6 +125,8 @@ class Twice(nn.Module):
 def test_what_a_plain_model_cannot_do_is_refused(adapted, batches):
     with pytest.raises(ValueError, match="LAME"):
         medbn.to_batchnorm(adapted("lame"))
+    with pytest.raises(ValueError, match="NOTE"):
+        medbn.to_batchnorm(adapted("note"))
     with pytest.raises(ValueError, match="ROID"):
         medbn.to_batchnorm(adapted("roid"))
     assert_plain(medbn.to_batchnorm(adapted("roid", prior="none"), batches[4]))

@@ -5,6 +5,7 @@ The state has the images, by their place among the arguments of a call, and for 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -40,6 +41,39 @@ class Candidates:
             name: images[torch.tensor(positions, dtype=torch.int64, device=images.device)].detach()
             for name, images in self.images.items()
         }
+
+
+def offer_images(
+    who: str,
+    memory: dict[str, Any],
+    inputs: Inputs,
+    predictions: Predictions,
+    frequency: int,
+    offer: Callable[[list[int], int, int], None],
+    learn: Callable[[Inputs], bool],
+) -> bool:
+    """Offer the usable images of a batch to a memory one by one, and learn from it after every ``frequency`` of them.
+
+    Args:
+        who: the name of the method, for errors.
+        memory: of the adapter; ``seen`` counts the images.
+        inputs: the batch.
+        predictions: of the batch.
+        frequency: a number of images.
+        offer: called with the positions of the remembered images, which it may change, the position of the new image
+            and its index in the batch.
+        learn: takes a step on the remembered images, and returns whether it was taken.
+    """
+    candidates = Candidates(who, memory["images"], inputs, predictions.images)
+    offset = len(memory["classes"])
+    positions, learned = list(range(offset)), False
+    for place, image in enumerate(predictions.images.nonzero().flatten().tolist()):
+        offer(positions, offset + place, image)
+        memory["seen"] += 1
+        if memory["seen"] % frequency == 0 and positions:
+            learned = learn(inputs.divide(candidates.at(positions), len(positions))) or learned
+    memory["images"] = candidates.at(positions)
+    return learned
 
 
 def predicted_classes(predictions: Predictions) -> list[int]:

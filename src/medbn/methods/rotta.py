@@ -14,7 +14,7 @@ from .. import policies
 from ._augment import Augment, Augmentation, change_images
 from ._call import Inputs, Predictions, mean_over
 from ._check_state import Values, check_count, check_tensor
-from ._image_memory import Candidates, check_remembered, predicted_classes
+from ._image_memory import check_remembered, offer_images, predicted_classes
 from ._method import Run
 from ._registry import register
 from ._teacher import Teacher
@@ -97,21 +97,18 @@ class RoTTA(Teacher):
     def update(self, inputs: Inputs, output: Any) -> bool:
         """Offer the images to the memory one by one, and learn from it after every ``frequency`` of them."""
         predictions = self.predictions_of(inputs, output)
-        candidates = Candidates("RoTTA", self.memory["images"], inputs, predictions.images)
-        classes = predicted_classes(predictions)
-        entropies = predictions.entropy().detach().view(len(classes), -1).mean(dim=1).tolist()
-        offset = len(self.memory["classes"])
-        positions, updated = list(range(offset)), False
-        for place, image in enumerate(predictions.images.nonzero().flatten().tolist()):
-            self._offer(positions, offset + place, classes[image], entropies[image], predictions.classes)
+        labels = predicted_classes(predictions)
+        entropies = predictions.entropy().detach().view(len(labels), -1).mean(dim=1).tolist()
+
+        def offer(positions: list[int], new: int, image: int) -> None:
+            self._offer(positions, new, labels[image], entropies[image], predictions.classes)
             self.memory["ages"] = [age + 1 for age in self.memory["ages"]]
-            self.memory["seen"] += 1
-            if self.memory["seen"] % self.frequency == 0 and positions:
-                remembered = inputs.divide(candidates.at(positions), len(positions))
-                steps = [self._learn_from(remembered) for _ in range(self.steps)]
-                updated = updated or any(steps)
-        self.memory["images"] = candidates.at(positions)
-        return updated
+
+        def learn(remembered: Inputs) -> bool:
+            steps = [self._learn_from(remembered) for _ in range(self.steps)]
+            return any(steps)
+
+        return offer_images("RoTTA", self.memory, inputs, predictions, self.frequency, offer, learn)
 
     def _offer(self, positions: list[int], new: int, label: int, entropy: float, classes: int) -> None:
         """Remember an image where there is room, or in place of one with a higher score."""
