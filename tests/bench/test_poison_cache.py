@@ -105,3 +105,12 @@ def test_a_cache_drops_the_batch_that_was_used_least_recently():
     cache.put("new", torch.tensor(-1))
     assert cache.get("0") == 0
     assert cache.get("1") is None
+
+
+def test_an_objective_with_a_state_sees_every_batch(tmp_path, tiny):
+    """A batch from the cache would leave its running average behind."""
+    attacks = (bench.Attack("balanced_low_entropy", steps=1),)
+    events = []
+    recipe = replace(tiny, methods=("tebn", "tent"), estimators=("mean",), attacks=attacks, batches=1)
+    bench.run(recipe, tmp_path / "x.db", on_event=events.append)
+    assert [event.metrics["shared"] for event in events if event.kind == "batch"] == [False, False]

@@ -26,9 +26,9 @@ class Batch(NamedTuple):
     """The malicious images before the attack, in float32 or wider: half precision may be too coarse for a step."""
 
     @classmethod
-    def of(cls, images: Tensor, labels: Tensor, malicious: Malicious) -> Batch:
-        """Check the arguments of an attack and return them as a batch."""
-        images, labels, benign = check_batch(images, labels, malicious)
+    def of(cls, images: Tensor, labels: Tensor, malicious: Malicious, *, own: bool = False) -> Batch:
+        """Check the arguments of an attack and return them as a batch; ``own`` allows one without a benign image."""
+        images, labels, benign = check_batch(images, labels, malicious, own=own)
         indices, numbers = find_positions(benign)
         clean = images[indices].to(torch.promote_types(images.dtype, torch.float32))
         return cls(images, labels, benign, indices, numbers, clean)
@@ -37,8 +37,14 @@ class Batch(NamedTuple):
         """Return the batch with these malicious images; the gradient goes to them alone."""
         return insert(self.images, malicious, self.benign, self.indices, self.numbers)
 
+    def with_predicted_labels(self, logits: Tensor) -> Batch:
+        """Return the batch with these predictions as the labels of the malicious images."""
+        return self._replace(labels=torch.where(self.benign, self.labels, logits.argmax(dim=1)))
 
-def check_batch(images: Tensor, labels: Tensor, malicious: Malicious) -> tuple[Tensor, Tensor, Tensor]:
+
+def check_batch(
+    images: Tensor, labels: Tensor, malicious: Malicious, *, own: bool = False
+) -> tuple[Tensor, Tensor, Tensor]:
     """Return the images without gradient, the labels on their device, and the mask of benign images; or raise."""
     if not isinstance(images, Tensor) or not isinstance(labels, Tensor):
         raise TypeError(f"images and labels must be tensors, got {type(images).__name__} and {type(labels).__name__}.")
@@ -57,10 +63,10 @@ def check_batch(images: Tensor, labels: Tensor, malicious: Malicious) -> tuple[T
             f"images must lie in [0, 1], but their values go from {low:.3g} to {high:.3g}. If they are normalised,"
             " make the normalisation the model's first layer: an attack is bounded by valid images."
         )
-    return images, labels.to(images.device).long(), ~_mask(malicious, images)
+    return images, labels.to(images.device).long(), ~_mask(malicious, images, own)
 
 
-def _mask(malicious: Malicious, images: Tensor) -> Tensor:
+def _mask(malicious: Malicious, images: Tensor, own: bool) -> Tensor:
     """Return the ``(B,)`` mask of malicious images."""
     size = images.shape[0]
     mask = torch.zeros(size, dtype=torch.bool, device=images.device)
@@ -83,6 +89,6 @@ def _mask(malicious: Malicious, images: Tensor) -> Tensor:
     count = int(mask.sum())
     if count == 0:
         raise ValueError("malicious selects no image; at least one must be malicious.")
-    if count == size:
+    if count == size and not own:
         raise ValueError(f"malicious selects all {size} images; at least one must be benign.")
     return mask

@@ -69,13 +69,13 @@ def prepare_steps(
 ) -> EagerSteps | ReplayedSteps:
     """Return the attack's steps from these malicious images on: replayed where its options and the model allow it."""
     eager = EagerSteps(attack, adapter, surrogate, batch, malicious)
-    if attack.objective.observes and attack.graph:
-        raise RuntimeError(
-            "graph=True, and this objective reads the adapter's memory, which a captured step would not."
-        )
+    reads = "the adapter's memory" if attack.objective.observes else "what it keeps of earlier batches"
+    if (attack.objective.observes or attack.objective.stateful) and attack.graph:
+        raise RuntimeError(f"graph=True, and this objective reads {reads}, which a captured step would not.")
     if (
         attack.graph is False
         or attack.objective.observes
+        or attack.objective.stateful
         or attack.steps == 0
         or (attack.graph is None and attack.steps < WORTHWHILE)
     ):

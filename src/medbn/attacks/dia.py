@@ -170,11 +170,16 @@ class DIA:
             raise TypeError(
                 f"an attack needs an adapter, from medbn.adapt(model, ...); got a {type(adapter).__name__}."
             )
-        batch = Batch.of(images, labels, malicious)
+        batch = Batch.of(images, labels, malicious, own=self.objective.own)
         self.objective.check(batch.labels, batch.benign)
+        if self.alignment and len(batch.indices) == len(batch.images):
+            raise ValueError("alignment needs benign images to be near to, and the whole batch is malicious.")
         surrogate = adapter.surrogate(
             self.gradient, KNOWLEDGE[self.knowledge], temperature=self.temperature, unroll=self.unroll
         )
+        if self.objective.label_free:
+            with torch.no_grad():
+                batch = batch.with_predicted_labels(surrogate(batch.images))
         generator = self.generator or torch.Generator().manual_seed(self.seed)
         results: list[tuple[float, PoisonedBatch]] = []
         for restart in range(self.restarts):
@@ -221,6 +226,8 @@ class DIA:
         return type(self), options
 
     def _harm(self, logits: Tensor, batch: Batch) -> float:
+        if len(batch.indices) == len(batch.images):
+            return 0.0  # none that could be harmed, so that only the objective counts
         return self.objective.harm(logits.detach(), batch.labels, batch.benign).item()
 
 

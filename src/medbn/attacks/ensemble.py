@@ -45,14 +45,14 @@ class Ensemble:
         self, adapter: Adapter, images: Tensor, labels: Tensor, malicious: Malicious
     ) -> tuple[Tensor, list[tuple[float, float]]]:
         """Return the most harmful poisoned batch, and the harm and objective of each attack on the real adapter."""
-        images, labels, benign = check_batch(images, labels, malicious)
+        images, labels, benign = check_batch(images, labels, malicious, own=self.objective.own)
         batches, scores = [], []
         for attack in self.attacks:
             poisoned = attack(adapter, images, labels, malicious)
             logits = predict_and_restore(adapter, poisoned)
             harm, value = (f(logits, labels, benign).item() for f in (self.objective.harm, self.objective.value))
             batches.append(poisoned)
-            scores.append((harm, value))
+            scores.append((harm if benign.any() else 0.0, value))  # with none to harm, only the objective counts
         return batches[max(range(len(scores)), key=lambda i: scores[i])], scores
 
 

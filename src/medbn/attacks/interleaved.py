@@ -23,7 +23,8 @@ class Interleaved(Cumulative):
     The poison stays, and no benign batch has a malicious image. Each step serves the attacker's batches that are due,
     and then one benign batch. The attack crafts an owned batch beside the benign batch that it is to harm, with
     statistics over both; they share the batch half and half, which is as near as an attack on one batch comes to one on
-    the next. An attack without steps, such as ``DIA(steps=0, start="checkerboard")``, needs no gradient.
+    the next. An objective on her own images is crafted without any benign image beside them, from the same images to
+    start with. An attack without steps, such as ``DIA(steps=0, start="checkerboard")``, needs no gradient.
 
     Args:
         adapter: the victim.
@@ -89,6 +90,10 @@ class Interleaved(Cumulative):
 
     def _craft(self, images: Tensor, labels: Tensor) -> Tensor:
         """Return an owned batch that harms these images."""
+        if self.attack.objective.own:
+            crafted = self.attack(self.adapter, images, labels, slice(None))
+            self.attack.objective.advance()
+            return crafted
         count = len(images)
         both, classes = torch.cat([images, images]), torch.cat([labels, labels])
         return self.attack(self.adapter, both, classes, slice(count, 2 * count))[count:]

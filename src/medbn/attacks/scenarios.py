@@ -89,15 +89,18 @@ class Scenario(ABC):
 
     def state(self) -> dict[str, Any]:
         """Return everything that the next step depends on; it loads with ``weights_only=True``."""
-        return {"adapter": self.adapter.snapshot()}
+        kept = self.attack.objective.state()
+        return {"adapter": self.adapter.snapshot(), **({"objective": kept} if kept else {})}
 
     def load(self, state: dict[str, Any]) -> None:
         """Continue from what ``state`` returned, with an adapter made with the same options."""
         self.adapter.restore(state["adapter"])
+        self.attack.objective.load(state.get("objective", {}))
 
     def outcome(self, poisoned: Tensor, attacked: Tensor, clean: Tensor, images: Tensor, labels: Tensor) -> Outcome:
         """Return the result of one step, given the logits with and without attack and the clean batch."""
         _, labels, benign = check_batch(images, labels, self.malicious)
+        self.attack.objective.advance()
         return Outcome(self.attack.objective, poisoned, attacked, clean, labels, benign)
 
 

@@ -66,7 +66,8 @@ class CachedAttack:
 
     def __call__(self, adapter: Adapter, images: Tensor, labels: Tensor, malicious: Any) -> Tensor:
         """Return the poisoned batch."""
-        cacheable = self.first and not self.attack.unroll  # an unrolled attack depends on how the method learns
+        # An unrolled attack depends on how the method learns; an objective with a state has to see every batch.
+        cacheable = self.first and not self.attack.unroll and not self.objective.stateful
         key = self.key(adapter, images, labels, malicious) if cacheable else ""
         began = time.perf_counter()
         poisoned = self.cache.get(key) if cacheable else None

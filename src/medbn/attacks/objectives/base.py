@@ -28,6 +28,12 @@ class Objective(ABC):
     """True where labels are ``(B, H, W)`` and logits ``(B, classes, H, W)``."""
     observes: ClassVar[bool] = False
     """True where ``observed_value`` is to be maximised, which may depend on what the adapter observes."""
+    own: ClassVar[bool] = False
+    """True where ``value`` reads the malicious images alone, so that all images of a batch may be the attacker's."""
+    stateful: ClassVar[bool] = False
+    """True where ``value`` depends on earlier batches; then ``advance``, ``state`` and ``load`` do something."""
+    label_free: bool = False
+    """True where the attacker takes her surrogate's predictions for her own clean images in place of their labels."""
     ignore: int | None = None
     """The label of pixels that do not count, where outputs are dense."""
 
@@ -56,6 +62,16 @@ class Objective(ABC):
     def harm(self, logits: Tensor, labels: Tensor, benign: Tensor) -> Tensor:
         """Return the damage done, between 0 and 1: success of the attack, or the share of wrong predictions."""
 
+    def advance(self) -> None:  # noqa: B027 - most objectives keep nothing
+        """Keep what later batches need of the one that was crafted; a scenario calls this after each."""
+
+    def state(self) -> dict[str, Any]:
+        """Return what is kept between batches; it loads with ``weights_only=True``."""
+        return {}
+
+    def load(self, state: dict[str, Any]) -> None:  # noqa: B027 - most objectives keep nothing
+        """Continue from what ``state`` returned."""
+
 
 _registry: Registry[type[Objective]] = Registry("objective")
 
@@ -64,8 +80,9 @@ def available() -> list[str]:
     """Return the names of all objectives.
 
     >>> available()  # doctest: +NORMALIZE_WHITESPACE
-    ['false_alarm', 'hidden_change', 'indiscriminate', 'indiscriminate_segmentation', 'targeted', 'targeted_pixel',
-    'wrong_memory']
+    ['balanced_low_entropy', 'balanced_low_entropy_label_free', 'entropy', 'false_alarm', 'hidden_change',
+    'indiscriminate', 'indiscriminate_segmentation', 'notch_high_entropy', 'notch_high_entropy_label_free', 'targeted',
+    'targeted_pixel', 'wrong_memory']
     """
     return sorted(_registry.available())
 
