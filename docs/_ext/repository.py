@@ -5,8 +5,10 @@ from __future__ import annotations
 import re
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from sphinx.application import Sphinx
+if TYPE_CHECKING:  # the tests read PAGES where there is no Sphinx
+    from sphinx.application import Sphinx
 
 if sys.version_info >= (3, 11):
     import tomllib
