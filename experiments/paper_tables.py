@@ -69,10 +69,10 @@ def cifar10() -> Pieces:
         "knowledge": [shuffled_recipe("knowledge", data, (1, 2, 3, 4), batches=1)],
         "architectures": [shuffled_recipe("architectures", data, batches=1)],
         "changed-methods": [
+            shuffled_recipe("no-attack", data, methods=again, batches=10),
             shuffled_recipe("targeted-instant", data, (1, 2, 3, 4), methods=again, batches=1),
             shuffled_recipe("indiscriminate-instant", data, methods=again, batches=1),
             shuffled_recipe("cumulative", data, methods=again, batches=3, corruptions=FAMILIES),
-            shuffled_recipe("no-attack", data, methods=again, batches=10),
         ],
         "frost": [
             *(recipe.narrow(corruptions=("frost",)) for name in ("instant", "worst-case") for recipe in PIECES[name]),
