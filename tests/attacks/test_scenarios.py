@@ -50,7 +50,7 @@ def test_a_scenario_of_a_user_is_run_like_the_others(model, stream):
             return poisoned
 
     try:
-        assert medbn.attacks.scenarios.available() == ["cumulative", "instant", "interleaved", "once"]
+        assert medbn.attacks.scenarios.available() == ["cumulative", "instant", "interleaved", "once", "replay"]
         kind = medbn.attacks.scenarios.get("once")
         assert (kind.name, kind.label) == ("once", "once")
         first, *others = kind(make(model, "sema"), quick(), MALICIOUS).run(stream)

@@ -13,6 +13,7 @@ from .interleaved import Interleaved
 from .objectives import Indiscriminate, IndiscriminateSegmentation, Objective, Targeted, TargetedPixel
 from .projections import project
 from .registry import available, get, register, unregister
+from .replay import Replay
 from .scenarios import Cumulative, Instant, Outcome, Scenario, cumulative, instant
 from .summary import Summary, mean_iou
 from .unnoticed import Unnoticed
@@ -30,6 +31,7 @@ __all__ = [
     "Objective",
     "Outcome",
     "PoisonedBatch",
+    "Replay",
     "Scenario",
     "Summary",
     "Targeted",

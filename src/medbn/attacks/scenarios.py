@@ -9,6 +9,8 @@ poison, and the state is that of a stream without attack throughout.
 memory. The error without attack comes from a second state of the same adapter, which follows the clean stream.
 
 ``interleaved`` (``interleaved.py``, ours): the attacker owns whole batches of the stream.
+
+``replay`` (``replay.py``): the same without gradients; she sends again those of her images that were misread.
 """
 
 from __future__ import annotations
@@ -111,7 +113,7 @@ def available() -> list[str]:
     """Return the names of all scenarios.
 
     >>> available()
-    ['cumulative', 'instant', 'interleaved']
+    ['cumulative', 'instant', 'interleaved', 'replay']
     """
     return sorted(_registry.available())
 
