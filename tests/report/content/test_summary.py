@@ -7,11 +7,13 @@ import re
 import pytest
 
 from medbn.bench import Store, recipes
+from medbn.bench.results import read
 from medbn.report import FORMATS, build
 from medbn.report.document import Gallery, Measure, Table
 from tests.report.html.reader import Reader
 from tests.report.stores import ERRORS, fill, parts
 
+MISSING = ("median", "smooth")
 NAMES = ("indiscriminate-instant", "knowledge", "no-attack")
 
 
@@ -35,6 +37,36 @@ def test_each_experiment_has_a_row_with_what_the_worst_attack_does(document):
         assert isinstance(measure, Measure)
         # Two batches of 160 benign images; the second has one more wrong prediction.
         assert measure.value == pytest.approx(ERRORS[name] + 100 * 0.5 / 160)
+
+
+def test_a_sweep_has_a_number_for_all_of_its_sizes_together(tmp_path):
+    for name in ("malicious-targeted", "indiscriminate-instant"):
+        fill(tmp_path / "x.db", recipes.get(name).narrow(data=["cifar10-c"], limit=1))
+    with Store(tmp_path / "x.db") as store:
+        table = build(store).sections[0].parts[0]
+        results = {one.recipe["name"]: one for one in read(store)}["malicious-targeted"]
+    (row,) = [row for row in table.rows if row[0] == "malicious-targeted"]
+    measure = row[table.columns.index("MedBN")]
+    batches = results.select(lambda cell: cell.estimator == "median").batches
+    assert len({cell.cell.setting.malicious for cell in results.cells}) > 1
+    assert (measure.count, measure.value) == (len(batches), 100 * sum(batch["hit"] for batch in batches) / len(batches))
+
+
+def test_an_estimator_that_not_all_attacks_were_run_on_hides_no_other(tmp_path):
+    for name in ("worst-case", "no-attack"):
+        fill(tmp_path / "x.db", recipes.get(name).narrow(data=["cifar10-c"], limit=1))
+    with Store(tmp_path / "x.db") as store:
+        for stored in store.cells():
+            if stored.cell["attack"] and (stored.cell["estimator"], stored.cell["attack"]["gradient"]) == MISSING:
+                store.connection.execute("DELETE FROM batches WHERE key = ?", (stored.key,))
+        store.connection.commit()
+    with Store(tmp_path / "x.db") as store:
+        table = build(store).sections[0].parts[0]
+    for row in (row for row in table.rows if row[0] == "worst-case"):
+        by_name = dict(zip(table.columns, row, strict=True))
+        assert by_name["MedBN"] is None
+        assert isinstance(by_name["BatchNorm"], Measure)
+        assert isinstance(by_name["image_median"], Measure)
 
 
 def test_rows_lead_to_the_sections_of_their_experiments(document):

@@ -66,6 +66,9 @@ def of_estimator(results: Results, estimator: str) -> Results:
 
 
 def shared_batches(panel: Panel, estimators: Sequence[str]) -> set[tuple[Any, ...]]:
-    """Return the batches that all of some estimators have under every attack."""
+    """Return the batches that all of some estimators have under every attack, or at each number of a sweep."""
+    if not estimators:
+        return set()
     columns = [panel.in_column(column) for column in panel.columns]
-    return set.intersection(*(of_estimator(one, name).batch_ids() for one in columns for name in estimators))
+    shared = [set.intersection(*(of_estimator(one, name).batch_ids() for name in estimators)) for one in columns]
+    return set.union(*shared) if panel.sweep else set.intersection(*shared)

@@ -7,12 +7,12 @@ from collections.abc import Sequence
 
 from ...bench import Results
 from ..document import Section, Table, Value
-from .labels import capitalise, estimator_label, order_estimators
+from .labels import estimator_label, order_estimators
 from .lead import of_estimator, shared_batches
 from .measures import measure_harm, measure_worst
 from .panels import Panel, split_into_panels
 
-SHOWN = 3
+SHOWN = 4
 """How many estimators the summary compares; all are in the sections."""
 
 
@@ -23,8 +23,8 @@ def summary_sections(recipes: Sequence[Results]) -> list[Section]:
     used = order_estimators(sorted(counts, key=lambda name: (-counts[name], name))[:SHOWN])
     rows: list[list[Value]] = []
     for name, panel in panels:
-        compared = [estimator for estimator in used if estimator in panel.estimators]
-        shared = shared_batches(panel, compared) if compared else set()
+        # One that not all attacks were run on would leave nothing to compare the others on.
+        shared = shared_batches(panel, [estimator for estimator in used if shared_batches(panel, [estimator])])
         values = [_measure(panel, estimator, shared) for estimator in used]
         rows.append([name, _what(panel), *values, len(panel.results.cells)])
     columns = ["experiment", "what is counted", *map(estimator_label, used), "cells"]
@@ -44,7 +44,8 @@ def _what(panel: Panel) -> str:
     """Return what the numbers of a panel are."""
     harm = panel.harm if panel.attack is not None else f"{panel.harm} without attack"
     title = panel.title if panel.attack is None or "," in panel.title else ""
-    return f"{harm}{f' ({capitalise(title)})' if title else ''}"
+    over = f", mean over the numbers of {panel.sweep}" if panel.sweep else ""
+    return f"{harm}{over}{f' ({title})' if title else ''}"
 
 
 def _measure(panel: Panel, estimator: str, shared: set[tuple[object, ...]]) -> Value:
