@@ -94,7 +94,7 @@ def test_a_plain_model_is_no_victim():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"knowledge": "black"}, "'black'.*semi, white"),
+        ({"knowledge": "black"}, "'black'.*grey, semi, transfer, white"),
         ({"gradient": "exakt"}, "'exakt'.*'exact'"),
         ({"start": "gray"}, "'gray'.*'grey'"),
         ({"steps": -1}, "steps.*-1"),

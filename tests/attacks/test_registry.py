@@ -1,13 +1,19 @@
 import pytest
+from torch import nn
 
 import medbn
 from medbn.attacks import DIA, Indiscriminate, Targeted
+from medbn.attacks.objectives import Entropy, NotchHighEntropy
+
+OWN_SIGHT = {"grey_box": {}, "transfer": {"model": nn.Linear(2, 2)}}
 
 
 @pytest.mark.parametrize("name", medbn.attacks.available())
 def test_ready_made_attacks_take_an_objective_and_options(name):
-    assert medbn.attacks.get(name).objective == Targeted()
-    assert medbn.attacks.get(name, Indiscriminate(), steps=1).objective == Indiscriminate()
+    options = OWN_SIGHT.get(name, {})
+    default, other = (NotchHighEntropy(), Entropy()) if name in OWN_SIGHT else (Targeted(), Indiscriminate())
+    assert medbn.attacks.get(name, **options).objective == default
+    assert medbn.attacks.get(name, other, steps=1, **options).objective == other
 
 
 def test_options_override_what_the_name_sets():

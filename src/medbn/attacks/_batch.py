@@ -10,6 +10,9 @@ from torch import Tensor
 from ._insert import find_positions, insert
 from .base import Malicious
 
+Moments = dict[str, tuple[Tensor, Tensor]]
+"""Means and variances ``(images, C)`` over space, by the name of a layer."""
+
 
 class Batch(NamedTuple):
     """The batch under attack. All fields are tensors, so that a captured step can read them anew."""
@@ -24,6 +27,8 @@ class Batch(NamedTuple):
     """``(B,)``: the number of each image among the malicious ones; 0 for benign images."""
     clean: Tensor
     """The malicious images before the attack, in float32 or wider: half precision may be too coarse for a step."""
+    moments: Moments = {}  # noqa: RUF012 - never written to
+    """Those of the malicious images' activations before the attack, where a penalty needs them."""
 
     @classmethod
     def of(cls, images: Tensor, labels: Tensor, malicious: Malicious, *, own: bool = False) -> Batch:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ..methods import Adapter, predict_logits
 from ._batch import check_batch
-from .base import Attack, Malicious
+from .base import Attack, Malicious, advance, learn_from
 from .scenarios import Cumulative, Outcome, register
 
 PLACES = ("even", "start")
@@ -107,7 +107,9 @@ class Interleaved(Cumulative):
 
     def query(self, images: Tensor) -> Tensor:
         """Send a call of the attacker's, and return its logits, as she sees them."""
-        return predict_logits(self.adapter, images)
+        answers = predict_logits(self.adapter, images)
+        learn_from(self.attack, self.adapter, images, answers)
+        return answers
 
     def _own_images(self, number: int, known: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
         """Return the images that the attacker has for an owned batch, and their labels."""
@@ -127,7 +129,7 @@ class Interleaved(Cumulative):
         """Return an owned batch that harms these images."""
         if self.attack.objective.own:
             crafted = self.attack(self.adapter, own, own_labels, slice(None))
-            self.attack.objective.advance()
+            advance(self.attack)
             return crafted
         both, classes = torch.cat([images, own]), torch.cat([labels, own_labels])
         return self.attack(self.adapter, both, classes, slice(len(images), len(both)))[len(images) :]

@@ -10,7 +10,7 @@ from .._registry import Registry
 from .base import Attack
 from .dia import DIA
 from .ensemble import worst_case
-from .objectives import Objective, Targeted
+from .objectives import NotchHighEntropy, Objective, Targeted
 
 Factory = Callable[..., Attack]
 """From an objective and the options of an attack to that attack."""
@@ -21,18 +21,24 @@ for _name, _options in {
     "straight_through": {"gradient": "straight_through"},
     "smooth": {"gradient": "smooth"},
     "semi_white_box": {"knowledge": "semi"},
+    "grey_box": {"knowledge": "grey"},
+    "transfer": {"knowledge": "transfer"},
     "adaptive": {"alignment": 1.0},
+    "consistent": {"consistency": 1.0},
     "unrolled": {"unroll": 1},
 }.items():
     _registry.register(_name, partial(DIA, **_options))  # type: ignore[arg-type]
 _registry.register("worst_case", worst_case)
+OWN_SIGHT = ("grey_box", "transfer")
+"""Attacks by somebody who sees no images but her own."""
 
 
 def available() -> list[str]:
     """Return the names of ready-made attacks.
 
-    >>> available()
-    ['adaptive', 'dia', 'semi_white_box', 'smooth', 'straight_through', 'unnoticed', 'unrolled', 'worst_case']
+    >>> available()  # doctest: +NORMALIZE_WHITESPACE
+    ['adaptive', 'consistent', 'dia', 'grey_box', 'semi_white_box', 'smooth', 'straight_through', 'transfer',
+    'unnoticed', 'unrolled', 'worst_case']
     """
     return sorted(_registry.available())
 
@@ -42,13 +48,17 @@ def get(name: str, objective: Objective | None = None, **options: Any) -> Attack
 
     Args:
         name: one of ``available()``.
-        objective: what it maximises; None for ``Targeted()``.
+        objective: what it maximises; None for ``Targeted()``, or ``NotchHighEntropy()`` where she sees her own images
+            alone, as in ``"grey_box"`` and ``"transfer"``.
         options: those of ``DIA``; they override what the name sets.
 
     >>> get("straight_through", steps=20).gradient
     'straight_through'
     """
-    return _registry.get(name)(Targeted() if objective is None else objective, **options)
+    factory = _registry.get(name)
+    if objective is None:
+        objective = NotchHighEntropy() if name in OWN_SIGHT else Targeted()
+    return factory(objective, **options)
 
 
 def register(name: str, *, replace: bool = False) -> Callable[[Factory], Factory]:

@@ -20,13 +20,14 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar, TypeVar
 
+import torch
 from torch import Tensor
 
 from .._registry import Registry
 from ..confusion import confusion_matrix
 from ..methods import Adapter, predict_logits
 from ._batch import check_batch
-from .base import Attack, Malicious
+from .base import Attack, Malicious, advance, learn_from, load_state, state_of
 from .ensemble import predict_and_restore
 from .objectives import Objective
 
@@ -91,18 +92,19 @@ class Scenario(ABC):
 
     def state(self) -> dict[str, Any]:
         """Return everything that the next step depends on; it loads with ``weights_only=True``."""
-        kept = self.attack.objective.state()
-        return {"adapter": self.adapter.snapshot(), **({"objective": kept} if kept else {})}
+        return {"adapter": self.adapter.snapshot(), **state_of(self.attack)}
 
     def load(self, state: dict[str, Any]) -> None:
         """Continue from what ``state`` returned, with an adapter made with the same options."""
         self.adapter.restore(state["adapter"])
-        self.attack.objective.load(state.get("objective", {}))
+        tensor = next(iter((*self.adapter.model.parameters(), *self.adapter.model.buffers())), None)
+        load_state(self.attack, state, torch.device("cpu") if tensor is None else tensor.device)
 
     def outcome(self, poisoned: Tensor, attacked: Tensor, clean: Tensor, images: Tensor, labels: Tensor) -> Outcome:
         """Return the result of one step, given the logits with and without attack and the clean batch."""
         _, labels, benign = check_batch(images, labels, self.malicious)
-        self.attack.objective.advance()
+        learn_from(self.attack, self.adapter, poisoned[~benign], attacked[~benign])
+        advance(self.attack)
         return Outcome(self.attack.objective, poisoned, attacked, clean, labels, benign)
 
 

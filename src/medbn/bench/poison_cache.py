@@ -66,8 +66,10 @@ class CachedAttack:
 
     def __call__(self, adapter: Adapter, images: Tensor, labels: Tensor, malicious: Any) -> Tensor:
         """Return the poisoned batch."""
-        # An unrolled attack depends on how the method learns; an objective with a state has to see every batch.
-        cacheable = self.first and not self.attack.unroll and not self.objective.stateful
+        # An unrolled attack depends on how the method learns; an objective with a state has to see every batch. What
+        # other models an attacker has is not in the key.
+        known = self.attack.knowledge in ("white", "semi")
+        cacheable = self.first and known and not self.attack.unroll and not self.objective.stateful
         key = self.key(adapter, images, labels, malicious) if cacheable else ""
         began = time.perf_counter()
         poisoned = self.cache.get(key) if cacheable else None
@@ -80,6 +82,22 @@ class CachedAttack:
             torch.cuda.synchronize(images.device)
         self.seconds = time.perf_counter() - began
         return poisoned
+
+    def learn_from(self, adapter: Adapter, images: Tensor, answers: Tensor) -> None:
+        """Let the attack take note of the logits that were returned for the attacker's images."""
+        self.attack.learn_from(adapter, images, answers)
+
+    def advance(self) -> None:
+        """Let the attack keep what later batches need."""
+        self.attack.advance()
+
+    def state(self) -> dict[str, Any]:
+        """Return what the attack keeps between batches."""
+        return self.attack.state()
+
+    def load(self, state: dict[str, Any], device: torch.device) -> None:
+        """Let the attack continue from that."""
+        self.attack.load(state, device)
 
     def key(self, adapter: Adapter, images: Tensor, labels: Tensor, malicious: Any) -> Hashable:
         """Return a key of the surrogate, which says itself what it depends on, its tensors, and the attack on it."""

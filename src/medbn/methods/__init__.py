@@ -8,7 +8,7 @@ import importlib
 import pkgutil
 
 from ._adapt import adapt
-from ._affine import has_batch_norm
+from ._affine import affine_layers, has_batch_norm
 from ._call import Inputs, Predictions, extract_logits, mean_over, predict_logits
 from ._changes import image_features
 from ._registry import PRESETS, available, get, options, register, unregister
@@ -31,6 +31,7 @@ __all__ = [
     "StateInfo",
     "Surrogate",
     "adapt",
+    "affine_layers",
     "available",
     "extract_logits",
     "get",
