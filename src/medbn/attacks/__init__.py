@@ -9,7 +9,7 @@ from . import objectives, scenarios
 from .base import Attack, Malicious
 from .dia import DIA, PoisonedBatch
 from .ensemble import Ensemble, worst_case
-from .interleaved import Interleaved
+from .interleaved import Interleaved, owned_before
 from .objectives import Indiscriminate, IndiscriminateSegmentation, Objective, Targeted, TargetedPixel
 from .projections import project
 from .registry import available, get, register, unregister
@@ -43,6 +43,7 @@ __all__ = [
     "instant",
     "mean_iou",
     "objectives",
+    "owned_before",
     "project",
     "register",
     "scenarios",

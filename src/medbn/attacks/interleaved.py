@@ -123,7 +123,7 @@ class Interleaved(Cumulative):
         if self.at == "start" and self._steps % self.period:
             return 0
         benign = self._steps + (self.period if self.at == "start" else 1)
-        return int(benign * self.share / (1.0 - self.share) + 1e-9) - self._owned
+        return owned_before(benign, self.share) - self._owned
 
     def _craft(self, images: Tensor, labels: Tensor, own: Tensor, own_labels: Tensor) -> Tensor:
         """Return an owned batch that harms these images."""
@@ -142,3 +142,12 @@ class Interleaved(Cumulative):
         """Continue from both states."""
         super().load(state)
         self._steps, self._owned, self._last = state["steps"], state["owned"], state["last"]
+
+
+def owned_before(benign: int, share: float) -> int:
+    """Return how many owned batches come before the end of so many benign ones, where they are spread evenly.
+
+    >>> [owned_before(benign, 0.5) for benign in range(4)], [owned_before(benign, 0.25) for benign in range(7)]
+    ([0, 1, 2, 3], [0, 0, 0, 1, 1, 1, 2])
+    """
+    return int(benign * share / (1.0 - share) + 1e-9)

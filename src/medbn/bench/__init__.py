@@ -7,7 +7,7 @@ from medbn import bench
 """
 
 from . import costs, intervals, published, recipe_file, recipes, results, time_estimate
-from .cell import UNCORRUPTED, Attack, Cell, Setting, effective_attack
+from .cell import CONTINUAL, UNCORRUPTED, Attack, Cell, Setting, effective_attack
 from .cell_rows import ContradictionError
 from .cell_stream import in_memory_format, make_adapter
 from .events import Event
@@ -37,6 +37,7 @@ from .user_modules import import_modules
 
 __all__ = [
     "AXES",
+    "CONTINUAL",
     "DEFENCES",
     "DIGITS",
     "SCENES",

@@ -6,6 +6,8 @@ import json
 from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
 from typing import Any
 
+from torch import nn
+
 from .. import attacks, data, methods
 from .._check_types import check_fields
 from .._errors import unknown_name
@@ -18,6 +20,11 @@ Where one method's or one corruption's numbers change, raise its own ``version``
 """
 UNCORRUPTED = "none"
 """In place of a corruption's name: the images as they are."""
+CONTINUAL = "continual"
+"""In place of a corruption's name: all fifteen, one after the other, in one stream."""
+
+
+KNOWLEDGE_WORDS = {"semi": "semi-white-box", "grey": "grey-box", "transfer": "transferred"}
 
 
 @dataclass(frozen=True)
@@ -38,6 +45,9 @@ class Attack:
     alignment: float = 0.0
     start: str = "grey"
     restarts: int = 1
+    consistency: float = 0.0
+    model: str | None = None
+    """The attacker's own model, for ``knowledge="transfer"``; with the weights of a setting that has this model."""
     target_class: int | None = None
     """The class that a targeted pixel is to be predicted as; None for the class after its true one."""
 
@@ -48,25 +58,26 @@ class Attack:
         """Raise a ValueError unless the attack can be built."""
         if self.target_class is not None and not (self.dense and "target_class" in self._objective_options()):
             raise ValueError(f"target_class is for the objective targeted_pixel, not for {self.objective}.")
-        self.build(0)  # DIA checks the other options
+        self.build(0, model=None if self.model is None else nn.Identity())  # DIA checks the other options
 
     @property
     def dense(self) -> bool:
         """Whether the attack is on segmentation."""
         return attacks.objectives.get(self.objective).dense
 
-    def build(self, seed: int, scored: tuple[int, ...] | None = None) -> attacks.DIA:
+    def build(self, seed: int, scored: tuple[int, ...] | None = None, model: nn.Module | None = None) -> attacks.DIA:
         """Return the attack as a callable object.
 
         Args:
             seed: of random starts, and of the draw of a targeted pixel.
             scored: the classes that the labels of a segmentation dataset may have.
+            model: the attacker's own model, if she has one.
         """
         values = {"classes": scored, "seed": seed, "target_class": self.target_class}
         chosen = {name: values[name] for name in self._objective_options() if name in values}
-        own = ("objective", "target_class")
+        own = ("objective", "target_class", "model")
         options = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in own}
-        return attacks.DIA(attacks.objectives.get(self.objective)(**chosen), seed=seed, **options)
+        return attacks.DIA(attacks.objectives.get(self.objective)(**chosen), seed=seed, model=model, **options)
 
     def _objective_options(self) -> set[str]:
         objective = attacks.objectives.get(self.objective)
@@ -76,8 +87,10 @@ class Attack:
     def label(self) -> str:
         """The gradient, and every other difference to the paper's attack, in words."""
         words = [self.gradient.replace("_", "-")]
-        words += [f"{self.knowledge}-white-box"] if self.knowledge != "white" else []
+        words += [KNOWLEDGE_WORDS.get(self.knowledge, self.knowledge)] if self.knowledge != "white" else []
+        words += [f"from {self.model}"] if self.model else []
         words += ["adaptive"] if self.alignment else []
+        words += ["consistent"] if self.consistency else []
         words += [f"ε {self.epsilon * 255:.0f}/255"] if self.epsilon < 1 else []
         words += ["unrolled"] if self.unroll else []
         words += [f"target class {self.target_class}"] if self.target_class is not None else []
@@ -105,6 +118,9 @@ class Setting:
         malicious: how many of them the attacker controls, the last ones of each batch.
         frost: for images that are corrupted as they are read: a folder of photographs, or ``"synthetic"``.
         size: for segmentation, the height and width that images are read at; None for their own.
+        owned: the share of batches that are the attacker's, with images of her own, in scenarios that have such:
+            "interleaved" and "replay". Then no other batch has a malicious image, and ``malicious`` is 0.
+        per_corruption: of how many images of each corruption a continual stream consists; None for all of them.
     """
 
     data: str
@@ -117,6 +133,8 @@ class Setting:
     malicious: int = 40
     frost: str | None = None
     size: tuple[int, int] | None = None
+    owned: float = 0.0
+    per_corruption: int | None = None
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -131,6 +149,20 @@ class Setting:
                 f"malicious images must be fewer than the batch: got malicious={self.malicious} of"
                 f" batch_size={self.batch_size}."
             )
+        if not 0.0 <= self.owned < 1.0 or (self.owned and self.malicious):
+            raise ValueError(
+                "owned is a share of all batches, from 0 to less than 1, and malicious is then 0; got"
+                f" owned={self.owned} and malicious={self.malicious}."
+            )
+        if self.per_corruption is not None and self.per_corruption < 1:
+            raise ValueError(f"per_corruption is a number of images, at least 1; got {self.per_corruption}.")
+
+    @property
+    def attacker(self) -> str:
+        """What the attacker controls, in words."""
+        if self.owned:
+            return f"{100 * self.owned:.3g} % of all batches of {self.batch_size}"
+        return f"{self.malicious} of {self.batch_size}"
 
     @property
     def dense(self) -> bool:
@@ -189,6 +221,18 @@ class Cell:
         """The name of what was served: the dataset, with ``-c`` where its images are corrupted."""
         return self.setting.data if self.corruption == UNCORRUPTED else self.setting.dataset
 
+    @property
+    def corruptions(self) -> tuple[str, ...]:
+        """The names of the corruptions of the images, in their order."""
+        if self.corruption == CONTINUAL:
+            return corruptions.NAMES
+        return () if self.corruption == UNCORRUPTED else (self.corruption,)
+
+    @property
+    def owned(self) -> float:
+        """The share of batches that are the attacker's; 0 without attack."""
+        return self.setting.owned if self.attack is not None else 0.0
+
     def to_dict(self) -> dict[str, Any]:
         """Return the cell as plain values."""
         return asdict(self)
@@ -205,7 +249,7 @@ class Cell:
             }
         )
 
-    def key(self, data: str, weights: str, clean: str = "", code: str = "") -> str:
+    def key(self, data: str, weights: str, clean: str = "", code: str = "", foreign: str = "") -> str:
         """Return a hash of everything that determines the cell's numbers.
 
         The number of batches is not part of it, because it only says where the stream ends. Nor are the paths of files:
@@ -216,6 +260,7 @@ class Cell:
             weights: the fingerprint of the model's weights.
             clean: the fingerprint of the clean images, if the method uses them.
             code: the source of the user's own model and estimator.
+            foreign: the fingerprint of the weights of the attacker's own model, if she has one.
         """
         values = self.to_dict()
         for path in ("data", "weights", "clean", "frost"):
@@ -226,9 +271,18 @@ class Cell:
             del values["attack"]["target_class"]  # likewise
         if self.setting.size is None:
             del values["setting"]["size"]  # likewise
-        versions = {"method": methods.get(self.method).version}
-        if self.corruption != UNCORRUPTED:
-            versions["corruption"] = corruptions.get(self.corruption).version
+        for name, default in (("owned", 0.0), ("per_corruption", None)):
+            if values["setting"][name] == default:
+                del values["setting"][name]  # likewise
+        for name, default in (("consistency", 0.0), ("model", None)):
+            if values["attack"] is not None and values["attack"][name] == default:
+                del values["attack"][name]  # likewise
+        if foreign:
+            values["foreign"] = foreign
+        versions: dict[str, int] = {"method": methods.get(self.method).version}
+        for name in self.corruptions:
+            kind = "corruption" if len(self.corruptions) == 1 else f"corruption {name}"
+            versions[kind] = corruptions.get(name).version
         versions = {name: version for name, version in versions.items() if version > 1}
         if versions:  # all other stored cells stay valid
             values["versions"] = versions
@@ -238,6 +292,7 @@ class Cell:
     def label(self) -> str:
         """The cell in one line."""
         attack = f"{self.attack.objective} ({self.attack.label}), {self.scenario}" if self.attack else "no attack"
-        sizes = f"{self.setting.malicious}/{self.setting.batch_size}"
+        setting = self.setting
+        sizes = setting.attacker if setting.owned else f"{setting.malicious}/{setting.batch_size}"
         images = self.dataset if self.corruption == UNCORRUPTED else f"{self.dataset} {self.corruption}"
         return f"{images} · {self.method} + {self.estimator} · {attack} · {sizes}"

@@ -20,6 +20,7 @@ from .cell import Cell
 from .events import Event, OnEvent, ignore
 from .loading import LoadedCell, load_cell
 from .metrics import attacked_metrics, unattacked_metrics, warm_up_metrics
+from .owned import OwnedStream
 from .pictures import STRIPS, example_pictures, strip_pictures
 from .place import Place, machine_facts
 from .poison_cache import CachedAttack, PoisonCache
@@ -62,9 +63,7 @@ def run_batches(cell: Cell, store: Store, place: Place, batches: int | None = No
         stream = CellStream(loaded, place.device)
         if state is not None:
             _continue(stream, state, store)
-        source = loaded.dataset.batches(
-            cell.setting.batch_size, device=place.device, first=done, limit=loaded.batches - done, drop_last=True
-        )
+        source = stream.batches(done, loaded.batches - done)
         for number, (images, labels) in enumerate(in_memory_format(source), start=done):
             began = time.perf_counter()
             metrics, pictures = stream.step(images, labels, number)
@@ -104,12 +103,29 @@ class CellStream:
         self.cell = cell
         self.adapter = make_adapter(loaded, device)
         self.scenario = None
+        self.device = device
+        self.owned: OwnedStream | None = None
         self.dataset, self.scored = loaded.dataset, loaded.scored
         if cell.attack is not None:
-            attack = cell.attack.build(cell.seed, loaded.scored or None)
+            attack = cell.attack.build(cell.seed, loaded.scored or None, loaded.foreign)
             self.attack = CachedAttack(attack, _poison_cache, loaded.fingerprint)
             malicious = slice(cell.setting.batch_size - cell.setting.malicious, cell.setting.batch_size)
-            self.scenario = attacks.scenarios.get(cell.scenario)(self.adapter, self.attack, malicious)
+            options: dict[str, Any] = {}
+            if cell.owned:
+                self.owned = OwnedStream(loaded.dataset, cell.setting.batch_size, cell.owned, device)
+                options = {"share": cell.owned, "own": self._own}
+            self.scenario = attacks.scenarios.get(cell.scenario)(self.adapter, self.attack, malicious, **options)
+
+    def batches(self, first: int, limit: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """Return batches of the stream, in order; where some are the attacker's, the others."""
+        if self.owned is not None:
+            return self.owned.benign(first, limit)
+        size = self.cell.setting.batch_size
+        return self.dataset.batches(size, device=self.device, first=first, limit=limit, drop_last=True)
+
+    def _own(self, number: int) -> tuple[Tensor, Tensor]:
+        assert self.owned is not None
+        return next(in_memory_format([self.owned.own(number)]))
 
     def step(self, images: Tensor, labels: Tensor, number: int) -> tuple[dict[str, Any], list[tuple[bytes, bytes]]]:
         """Serve batch ``number``; return its metrics, and pictures of the first attacked batches."""

@@ -16,9 +16,10 @@ from torch import nn
 from .. import attacks, data, estimators, gradients, methods, models
 from ..confusion import IGNORE
 from ..data import Dataset, SegmentationDataset
-from .cell import UNCORRUPTED, Cell
+from .cell import CONTINUAL, UNCORRUPTED, Cell
+from .owned import count_benign
 from .place import Place
-from .requirements import is_user_model, takes_size, weights_path
+from .requirements import foreign_setting, is_user_model, takes_size, weights_path
 
 
 @dataclass(frozen=True)
@@ -37,13 +38,22 @@ class LoadedCell:
     """How many batches are run."""
     scored: tuple[int, ...] = ()
     """The classes that occur in the labels of a segmentation dataset; none for classification."""
+    foreign: nn.Module | None = None
+    """The attacker's own model, if she has one."""
 
 
 def load_cell(cell: Cell, place: Place, batches: int | None) -> LoadedCell:
     """Load a cell, of which ``batches`` are run; None for all of its stream."""
     setting = cell.setting
     stream = load_stream(
-        setting.data, cell.corruption, setting.severity, setting.frost, cell.seed, place.root, setting.size
+        setting.data,
+        cell.corruption,
+        setting.severity,
+        setting.frost,
+        cell.seed,
+        place.root,
+        setting.size,
+        setting.per_corruption,
     )
     weights = weights_path(setting, place.root)
     model, fingerprint = load_model(setting.model, weights, len(stream.classes), stream.shape[0], place.device)
@@ -52,12 +62,21 @@ def load_cell(cell: Cell, place: Place, batches: int | None) -> LoadedCell:
     whole = len(stream) // setting.batch_size
     if whole == 0:
         raise ValueError(f"{stream.name} has {len(stream)} images, fewer than one batch of {setting.batch_size}.")
-    key = cell.key(stream.fingerprint, fingerprint, clean.fingerprint if clean else "", user_code(cell))
+    foreign, foreign_fingerprint = None, ""
+    if cell.attack is not None and cell.attack.model is not None:
+        theirs = weights_path(foreign_setting(setting, cell.attack.model), place.root)
+        classes, channels = len(stream.classes), stream.shape[0]
+        foreign, foreign_fingerprint = load_model(cell.attack.model, theirs, classes, channels, place.device)
+    clean_fingerprint = clean.fingerprint if clean else ""
+    key = cell.key(stream.fingerprint, fingerprint, clean_fingerprint, user_code(cell), foreign_fingerprint)
+    if cell.owned:
+        whole = count_benign(whole, cell.owned)
     scored: tuple[int, ...] = ()
     if isinstance(stream, SegmentationDataset):
         # A named dataset says which classes it has. A folder may have a few of those of the table that it uses.
         scored = stream.scored if setting.data in data.available() else find_scored(stream)
-    return LoadedCell(cell, key, stream, model, fingerprint, clean, min(batches or whole, whole), scored)
+    count = min(batches or whole, whole)
+    return LoadedCell(cell, key, stream, model, fingerprint, clean, count, scored, foreign)
 
 
 @lru_cache(maxsize=3)
@@ -70,7 +89,7 @@ def load_model(name: str, weights: str | None, classes: int, channels: int, devi
     return model, models.fingerprint(model)
 
 
-@lru_cache(maxsize=16)  # all corruptions of a CIFAR take half a gigabyte
+@lru_cache(maxsize=17)  # all corruptions of a CIFAR take half a gigabyte, and one stream has all of them
 def load_stream(
     name: str,
     corruption: str,
@@ -79,11 +98,18 @@ def load_stream(
     seed: int,
     root: str | None,
     size: tuple[int, int] | None = None,
+    per_corruption: int | None = None,
 ) -> Dataset | SegmentationDataset:
     """Return the images of a stream: in the order of their files for seed 0, else shuffled.
 
     Every corruption is shuffled in an order of its own, so that the first few batches of each contain other images.
     """
+    if corruption == CONTINUAL:
+        parts = [load_stream(name, each, severity, frost, seed, root, size) for each in data.corruptions.NAMES]
+        if not all(isinstance(part, Dataset) for part in parts):
+            raise ValueError(f"{name} is for segmentation; a continual stream is of images with one class each.")
+        first = [part.subset(range(min(per_corruption or len(part), len(part)))) for part in parts]
+        return data.chain(f"{name}/{CONTINUAL}/{severity}", first)  # type: ignore[arg-type]
     load = _loader(name)
     chosen = None if corruption == UNCORRUPTED else corruption
     options = {} if size is None else {"size": size}
@@ -125,8 +151,7 @@ def user_code(cell: Cell) -> str:
     if is_user_model(cell.setting.model):
         parts.append(importlib.import_module(cell.setting.model.split(":")[0]))
     parts.append(models.get_function(cell.setting.model))
-    if cell.corruption != UNCORRUPTED:
-        parts.append(data.corruptions.get(cell.corruption).apply)
+    parts += [data.corruptions.get(name).apply for name in cell.corruptions]
     parts.append(estimators.get(cell.estimator).function)
     parts.append(methods.get(cell.method))
     if cell.attack is not None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from . import costs
 from .executors import group_by_poison
 from .recipe import Recipe
-from .time_estimate import count_batches, first_surrogate
+from .time_estimate import count_attacked, count_batches, first_surrogate
 
 
 @dataclass(frozen=True)
@@ -49,9 +49,10 @@ def plan(recipe: Recipe, gpus: int, *, device: str = costs.GPU, table: tuple[cos
         for cell, _ in group:
             batches = count_batches(cell, recipe.batches)
             first = first_surrogate(cell.method, cell.setting.preset) if cell.attack else None
-            attacked = batches - cell.warm_up - (first in poisoned) if cell.attack else 0
+            attacked = max(count_attacked(cell, batches) - (first in poisoned), 0) if cell.attack else 0
             poisoned.add(first)
-            one = costs.estimate(cell, batches, attacked, device=device, table=table)
+            served = batches + (count_attacked(cell, batches) if cell.owned else 0)
+            one = costs.estimate(cell, served, attacked, device=device, table=table)
             seconds, measured, streams = seconds + one.seconds, measured + one.measured, streams + 1
         tasks.append(seconds)
         total += seconds

@@ -14,7 +14,7 @@ from .._errors import unknown_name
 from ..data import corruptions
 from ..data.corruptions import NAMES
 from . import published
-from .cell import UNCORRUPTED, Attack, Cell, Setting
+from .cell import CONTINUAL, UNCORRUPTED, Attack, Cell, Setting
 
 INSTANT = ("tebn", "tent", "eta", "sar", "sotta", "sema", "mdia")
 """The seven methods of the paper's tables of instant attacks; its cumulative ones have EATA in ETA's place."""
@@ -64,7 +64,8 @@ class Recipe:
         estimators: names of estimators.
         attacks: attacks; none for a run without attack.
         scenario: whether poison stays in the adapter; see ``medbn.attacks``.
-        corruptions: names of corruptions; "none" for the images as they are.
+        corruptions: names of corruptions; "none" for the images as they are, "continual" for one stream of all fifteen,
+            one after the other.
         seeds: of the order of the images; 0 is the order of the files.
         batches: batches of each stream; None for all of it.
         warm_up: how many of these are served before the first that is attacked.
@@ -106,6 +107,11 @@ class Recipe:
                 raise ValueError(f"recipe {self.name!r} has no {name}.")
         self._check_names()
         self._check_options()
+        if any(setting.owned for setting in self.settings) and self.attacks:
+            if not issubclass(attacks.scenarios.get(self.scenario), attacks.Interleaved):
+                raise ValueError(f"owned batches are for the scenarios interleaved and replay, not {self.scenario!r}.")
+            if self.warm_up:
+                raise ValueError("warm_up is for batches with malicious images; a stream with owned ones has none.")
         if any(seed < 0 for seed in self.seeds):
             raise ValueError(f"seeds are whole numbers from 0 on, got {min(self.seeds)}.")
         if self.batches is not None and self.batches < 1:
@@ -128,7 +134,7 @@ class Recipe:
         for estimator in self.estimators:
             estimators.get(estimator)
         for corruption in self.corruptions:
-            if corruption != UNCORRUPTED:
+            if corruption not in (UNCORRUPTED, CONTINUAL):
                 corruptions.get(corruption)
 
     def _check_options(self) -> None:
@@ -149,7 +155,7 @@ class Recipe:
         for seed, corruption, setting, attack, estimator, method in axes:
             if estimator != self.estimators[0] and not methods.get(method).adapts:
                 continue  # the source model estimates nothing, so one estimator is enough
-            if attack is not None and setting.malicious == 0:
+            if attack is not None and setting.malicious == 0 and not setting.owned:
                 continue
             if estimator == "mean" and attack is not None and self._has_exact(attack):
                 continue  # a mean's exact gradient is its straight-through and smooth one too
@@ -244,24 +250,33 @@ class Recipe:
         settings = []
         for setting in self.settings:
             base = SCENES if setting.dense else replace(DIGITS, model=SMALL_MODELS.get(setting.model, DIGITS.model))
-            small = replace(base, batch_size=setting.batch_size, malicious=setting.malicious)
+            small = replace(base, batch_size=setting.batch_size, malicious=setting.malicious, owned=setting.owned)
             if self.axis not in SWEEPS and not setting.dense:
                 small = replace(small, batch_size=40, malicious=8 if setting.malicious else 0)
+            if setting.per_corruption:
+                small = replace(small, per_corruption=40)
             if small not in settings:
                 settings.append(small)
         dense = any(setting.dense for setting in self.settings)
         options: dict[str, dict[str, Any]] = {"mdia": {"terminal": 3}}  # the small model has nine layers
-        if dense:
+        continual, several = CONTINUAL in self.corruptions, len(self.methods) > 1 or dense
+        if dense or continual:
             options["eata"] = {"fisher_samples": 30}
-        quick = tuple(dict.fromkeys(replace(attack, steps=2, step_size=0.1) for attack in self.attacks))
+        quick = tuple(dict.fromkeys(map(_shorten, self.attacks)))
         return replace(
             self,
             name=f"{self.name}{SMOKE_SUFFIX}",
             settings=tuple(settings),
             attacks=quick,
-            corruptions=("contrast",),
-            batches=1 if len(self.attacks) > 2 and not self.warm_up and (len(self.methods) > 1 or dense) else 2,
+            corruptions=(CONTINUAL,) if continual else ("contrast",),
+            batches=1 if continual or (len(self.attacks) > 2 and not self.warm_up and several) else 2,
             warm_up=min(self.warm_up, 1),
             seeds=self.seeds[:1],
             options={**options, **self.options},
         )
+
+
+def _shorten(attack: Attack) -> Attack:
+    """Return an attack in its short form, which takes two steps at most."""
+    model = None if attack.model is None else SMALL_MODELS["vit-small"]
+    return replace(attack, steps=min(attack.steps, 2), step_size=0.1, model=model)

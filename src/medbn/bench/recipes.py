@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from .cell import UNCORRUPTED, Attack, Setting
+from .cell import CONTINUAL, UNCORRUPTED, Attack, Setting
 from .recipe import DEFENCES, DIGITS, INSTANT, SCENES, Recipe
 from .recipe_registry import available, get, register, unregister
 
@@ -261,6 +261,51 @@ def without_batchnorm() -> Recipe:
         estimators=("mean",),
         attacks=tuple(Attack(objective, unroll=1) for objective in ("targeted", "indiscriminate")),
     )
+
+
+OWNED = replace(CIFAR10, model="wide-resnet-28-10", malicious=0, owned=0.5, per_corruption=2000)
+"""One stream of all corruptions, every second batch of which is the attacker's; the model is RTTDP's architecture."""
+OF_HER_OWN = Attack(
+    "notch_high_entropy",
+    steps=40,
+    step_size=0.01,
+    epsilon=0.3,
+    knowledge="grey",
+    gradient="straight_through",
+    start="random",
+)
+"""RTTDP's attack. The gradient is a mean's in its code too; the penalty that keeps features near is left out."""
+LEARNERS = ("tent", "eata", "sar")
+
+
+@register("owned-batches")
+def owned_batches() -> Recipe:
+    """RTTDP: every second batch is the attacker's, who sees her own images and answers alone; the poison stays."""
+    return Recipe(
+        settings=(OWNED,),
+        methods=("tebn", *LEARNERS, "past"),
+        attacks=(OF_HER_OWN, replace(OF_HER_OWN, objective="balanced_low_entropy")),
+        scenario="interleaved",
+        corruptions=(CONTINUAL,),
+        predict="before",
+    )
+
+
+@register("owned-batches-replay")
+def owned_batches_replay() -> Recipe:
+    """R.I.P.: every second batch is the attacker's, who sends again what was misread, without any gradient."""
+    return replace(
+        owned_batches(),
+        attacks=(Attack("indiscriminate", steps=0, start="clean"),),
+        scenario="replay",
+    )
+
+
+@register("owned-batches-transfer")
+def owned_batches_transfer() -> Recipe:
+    """TePA: every second batch is the attacker's, who raises the entropy of a model of another architecture."""
+    attack = replace(OF_HER_OWN, objective="entropy", knowledge="transfer", gradient="exact", model="resnet26")
+    return replace(owned_batches(), attacks=(attack,))
 
 
 PRIORS = (*DEFENCES, "mean@0.6", "median@0.6", "image_median@0.6")

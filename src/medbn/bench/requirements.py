@@ -6,6 +6,7 @@ import inspect
 import os
 import shlex
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from .. import data, models
@@ -55,7 +56,16 @@ def takes_size(name: str) -> bool:
 def recipe_requirements(recipe: Recipe, root: str | Path | None = None) -> list[str]:
     """Return what the recipe needs and is missing, each with the command that gets it."""
     lines = [line for setting in recipe.settings for line in missing_requirements(setting, recipe.methods, root)]
+    foreign = dict.fromkeys(attack.model for attack in recipe.attacks if attack.model is not None)
+    for setting in recipe.settings:
+        for model in foreign:
+            lines += missing_requirements(foreign_setting(setting, model), (), root)
     return list(dict.fromkeys(lines))
+
+
+def foreign_setting(setting: Setting, model: str) -> Setting:
+    """Return the setting with an attacker's own model: with its shipped weights or those that training writes."""
+    return replace(setting, model=model, weights="shipped" if setting.weights == "shipped" else None)
 
 
 def missing_requirements(setting: Setting, methods: Sequence[str], root: str | Path | None = None) -> list[str]:

@@ -18,9 +18,11 @@ from torch.utils.flop_counter import FlopCounterMode
 from .. import data, estimators, models
 from .._environment import device_name, versions
 from .._files import replace_atomically
-from .cell import Cell, Setting
+from ..attacks import owned_before
+from .cell import CONTINUAL, Cell, Setting
 from .cell_stream import make_adapter
 from .loading import load_cell
+from .owned import count_benign
 from .place import Place
 from .recipe import DIGITS, Recipe
 
@@ -137,10 +139,11 @@ def estimate_seconds(recipe: Recipe, per_second: float) -> float:
         if cell.attack:
             surrogate = first_surrogate(cell.method, cell.setting.preset)
             first = (cell.setting, cell.corruption, cell.estimator, cell.attack, cell.seed, surrogate)
-            attacked = batches - cell.warm_up - (first in poisoned)
+            attacked = count_attacked(cell, batches) - (first in poisoned)
             poisoned.add(first)
             steps = attacked * cell.attack.steps * cell.attack.restarts
-        passes = 6.0 * batches + 3.0 * steps
+        served = batches + (count_attacked(cell, batches) if cell.owned else 0)
+        passes = 6.0 * served + 3.0 * steps
         work = cell.setting.batch_size * passes * forward_operations(cell.setting.model, *shape)
         overhead = ROBUST_OVERHEAD if estimators.get(cell.estimator).robust else OVERHEAD
         total += work * overhead / per_second
@@ -162,9 +165,21 @@ def first_surrogate(method: str, preset: str) -> Hashable:
 
 
 def count_batches(cell: Cell, limit: int | None) -> int:
-    """Return how many batches a cell has, at most ``limit``."""
-    whole = _dataset_size(cell.setting.data)[0] // cell.setting.batch_size
+    """Return how many batches a cell has, at most ``limit``; without the attacker's own."""
+    setting = cell.setting
+    images = _dataset_size(setting.data)[0]
+    if cell.corruption == CONTINUAL:
+        images = len(cell.corruptions) * min(setting.per_corruption or images, images)
+    whole = images // setting.batch_size
+    whole = count_benign(whole, cell.owned) if cell.owned else whole
     return min(limit or whole, whole)
+
+
+def count_attacked(cell: Cell, batches: int) -> int:
+    """Return how many batches are crafted, where so many are served."""
+    if cell.attack is None:
+        return 0
+    return owned_before(batches, cell.owned) if cell.owned else batches - cell.warm_up
 
 
 def image_shape(setting: Setting) -> tuple[int, int, int]:

@@ -93,7 +93,7 @@ def describe(recipe: Recipe, options: argparse.Namespace, device: str) -> None:
         f"{a.objective}, {a.label} gradient, {a.steps} steps of {a.step_size * 255:.3g}/255" for a in recipe.attacks
     )
     corrupted = recipe.corruptions != (UNCORRUPTED,)
-    sizes = dict.fromkeys(f"{s.malicious} of {s.batch_size}" for s in recipe.settings)
+    sizes = dict.fromkeys(s.attacker for s in recipe.settings)
     items = [
         ("about", recipe.about),
         ("data", ", ".join(dict.fromkeys(_describe_data(s, corrupted) for s in recipe.settings))),

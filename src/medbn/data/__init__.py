@@ -11,7 +11,7 @@ from . import corruptions
 from . import segmentation_catalogue as _segmentation_catalogue  # noqa: F401
 from .cifar_c import load_cifar_c
 from .corrupt import corrupt, corrupt_segmentation
-from .dataset import Dataset, digest, from_tensors
+from .dataset import Dataset, chain, digest, from_tensors
 from .disk_errors import DownloadError
 from .download import Archive, Progress, download
 from .fetch import fetch
@@ -43,6 +43,7 @@ __all__ = [
     "SegmentationDataset",
     "available",
     "cache_folder",
+    "chain",
     "corrupt",
     "corrupt_segmentation",
     "corruptions",

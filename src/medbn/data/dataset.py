@@ -114,3 +114,35 @@ def from_tensors(
         lambda: digest(images.numpy(), labels.numpy()),
         horizontal_flip,
     )
+
+
+def chain(name: str, parts: Sequence[Dataset]) -> Dataset:
+    """Return the images of several datasets with the same classes, one dataset after the other.
+
+    >>> from medbn.data import load
+    >>> digits = load("digits")
+    >>> len(chain("twice", [digits, digits.subset(range(3))]))
+    800
+    """
+    kinds = {(part.classes, part.shape) for part in parts}
+    if len(kinds) != 1:
+        raise ValueError(f"datasets in a row have the same classes and shape, and these have {len(kinds)} kinds.")
+    starts = np.cumsum([0, *map(len, parts)])
+
+    def read(indices: Indices) -> Tensor:
+        positions = index_tensor(indices)
+        which = np.searchsorted(starts, positions.numpy(), side="right") - 1
+        images = torch.empty((len(positions), *parts[0].shape), dtype=torch.uint8)
+        for number in np.unique(which).tolist():
+            chosen = torch.from_numpy(which == number)
+            images[chosen] = parts[number].read((positions[chosen] - int(starts[number])).tolist())
+        return images
+
+    return replace(
+        parts[0],
+        name=name,
+        labels=torch.cat([part.labels for part in parts]),
+        read=read,
+        compute_fingerprint=lambda: digest(*(part.fingerprint for part in parts)),
+        horizontal_flip=all(part.horizontal_flip for part in parts),
+    )

@@ -32,12 +32,13 @@ def run_parts(results: Results) -> list[Part]:
     recipe, last = results.recipe, results.runs[-1]
     attacks = {result.cell.attack for result in results.cells if result.cell.attack}
     settings = {result.cell.setting for result in results.cells}
-    sizes = sorted({(setting.malicious, setting.batch_size) for setting in settings})
+    in_order = sorted(settings, key=lambda s: (s.malicious, s.batch_size, s.owned))
+    sizes = dict.fromkeys(s.attacker for s in in_order)
     items = [
         ("recipe", recipe["name"]),
         ("data and model", "; ".join(sorted({_describe_data(result.cell) for result in results.cells}))),
         ("batches", f"{len(results.batches):,} in {len(results.cells):,} streams"),
-        ("malicious images", ", ".join(f"{malicious} of {size}" for malicious, size in sizes)),
+        ("malicious images", ", ".join(sizes)),
         ("corruptions", ", ".join(map(corruption_label, results.values(lambda cell: cell.corruption)))),
         ("attacks", "; ".join(sorted(map(_describe, attacks))) or "none"),
         ("scenario", recipe["scenario"] if attacks else "no attack"),

@@ -118,7 +118,7 @@ def split_into_panels(results: Results) -> list[Panel]:
 
     def key_of(cell: Cell) -> tuple[str, ...]:
         setting = cell.setting
-        sizes = "" if sweep else f"{setting.malicious} of {setting.batch_size} malicious"
+        sizes = "" if sweep else f"{setting.attacker} malicious"
         objective = f"{objective_label(cell.attack.objective)} attack" if cell.attack else ""
         severity = "" if cell.corruption == UNCORRUPTED else f"severity {setting.severity}"
         return cell.dataset, setting.model, severity, sizes, objective
