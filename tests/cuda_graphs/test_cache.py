@@ -123,6 +123,7 @@ KEPT = {
     "an average": set_average,
     "loaded values": lambda m: m.fc.load_state_dict({k: v + 1 for k, v in m.fc.state_dict().items()}),
     "an equal constant": lambda m: setattr(m, "scale", float("4.0")),
+    "an equal tuple": lambda m: setattr(m.conv, "stride", tuple([*m.conv.stride])),
 }
 CHANGES = {
     "a parameter": lambda m: setattr(m.fc, "weight", nn.Parameter(m.fc.weight.detach() * 2)),
@@ -132,6 +133,8 @@ CHANGES = {
     "one more module": lambda m: m.layer1.append(nn.ReLU6()),
     "a constant": lambda m: setattr(m, "scale", 3.0),
     "its type": lambda m: setattr(m, "scale", 4),
+    "a tuple": lambda m: setattr(m.conv, "stride", (1, 2)),
+    "a longer tuple": lambda m: setattr(m.conv, "stride", (*m.conv.stride, 1)),
     "an average's type": lambda m: setattr(m.bn, "ema_mean", m.bn.ema_mean.double()),
     "a hook": lambda m: m.fc.register_forward_hook(lambda *a: None),
     "a pre-hook": lambda m: m.fc.register_forward_pre_hook(lambda *a: None),

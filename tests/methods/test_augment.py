@@ -57,6 +57,14 @@ def test_pixels_move_as_by_an_affine_grid_over_a_padded_image(padding):
     torch.testing.assert_close(moved, expected, rtol=1e-4, atol=1e-4)
 
 
+def test_the_places_of_pixels_are_exact_in_bfloat16_too():
+    images = torch.rand(1, 1, 300, 300, generator=generator()).bfloat16()
+    moved = _augment._move(images, generator(4), "border", 0)
+    expected = _augment._move(images.double(), generator(4), "border", 0)
+    assert moved.dtype == torch.bfloat16
+    torch.testing.assert_close(moved.double(), expected, rtol=2**-8, atol=1e-4)
+
+
 @pytest.mark.parametrize("channels", [1, 3, 4])
 def test_augmented_images_are_images_and_repeatable(channels):
     images = torch.rand(4, channels, 9, 14, generator=generator())

@@ -45,7 +45,7 @@ class Guard:
     def valid(self) -> bool:
         """Return whether all of it is as it was."""
         return (
-            all(d.get(name) is v or _equal(d.get(name), v) for d, name, v in self._values)
+            all(_same(d.get(name), v) for d, name, v in self._values)
             and all(t.data_ptr() == address for t, address in self._addresses)
             and all(len(d) == size for d, size in self._sizes)
             and not any(self._hooks)
@@ -76,5 +76,11 @@ def form(t: Tensor) -> tuple[Hashable, ...]:
     return (tuple(t.shape), t.stride(), t.dtype, t.device)
 
 
-def _equal(value: Any, other: Any) -> bool:
-    return isinstance(value, PLAIN) and type(value) is type(other) and value == other
+def _same(value: Any, other: Any) -> bool:
+    if value is other:
+        return True
+    if type(value) is not type(other):
+        return False
+    if isinstance(value, tuple):  # before Python 3.11 even empty ones may be several objects
+        return len(value) == len(other) and all(map(_same, value, other))
+    return isinstance(value, PLAIN) and bool(value == other)

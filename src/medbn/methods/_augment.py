@@ -167,13 +167,16 @@ def _move(x: Tensor, generator: Generator, padding: str, margin: int) -> Tensor:
     angle = math.radians(_uniform(generator, -15.0, 15.0))
     down, right = (round(_uniform(generator, -side / 8, side / 8)) for side in (height, width))
     scale = _uniform(generator, 0.9, 1.1)
-    rows = torch.arange(-margin, height + margin, dtype=x.dtype, device=x.device) - (height - 1) / 2 - down
-    columns = torch.arange(-margin, width + margin, dtype=x.dtype, device=x.device) - (width - 1) / 2 - right
+    # bfloat16 has no room for the places of pixels, and torch 2.4 samples no grids with it on CPUs.
+    dtype = torch.promote_types(x.dtype, torch.float32)
+    rows = torch.arange(-margin, height + margin, dtype=dtype, device=x.device) - (height - 1) / 2 - down
+    columns = torch.arange(-margin, width + margin, dtype=dtype, device=x.device) - (width - 1) / 2 - right
     v, u = torch.meshgrid(rows, columns, indexing="ij")
     cos, sin = math.cos(angle) / scale, math.sin(angle) / scale
     place = torch.stack([(cos * u + sin * v) / max((width - 1) / 2, 1), (cos * v - sin * u) / max((height - 1) / 2, 1)])
     grid = place.movedim(0, -1).expand(len(x), -1, -1, -1)
-    return F.grid_sample(x, grid, mode="bilinear", padding_mode=padding, align_corners=True)
+    moved = F.grid_sample(x.to(dtype), grid, mode="bilinear", padding_mode=padding, align_corners=True)
+    return moved.to(x.dtype)
 
 
 def _blur(x: Tensor, sigma: float) -> Tensor:

@@ -34,8 +34,7 @@ def csv(document: Document) -> str:
                 measure = value if isinstance(value, Measure) else Measure(0.0)
                 rest = [measure.low, measure.high, measure.count, measure.note]
                 lines.append(_line([section, table.title, kind, *names, column, value, *rest]))
-    # Many readers stop at a zero byte.
-    return "".join(lines).replace("\x00", "\ufffd")
+    return "".join(lines)
 
 
 def _line(cells: Sequence[Value]) -> str:
@@ -48,9 +47,11 @@ def _line(cells: Sequence[Value]) -> str:
 def _exact(value: Value) -> str:
     """Return a value with every digit, "nan" and "inf" where they are, and "" for None.
 
-    A text that a spreadsheet would run as a formula begins with an apostrophe, as OWASP recommends.
+    A text that a spreadsheet would run as a formula begins with an apostrophe, as OWASP recommends. Many readers stop
+    at a zero byte, and Python 3.10 writes none.
     """
     if isinstance(value, str):
+        value = value.replace("\x00", "\ufffd")
         return f"'{value}" if value.startswith(_FORMULA) else value
     if value is None:
         return ""

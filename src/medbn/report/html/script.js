@@ -42,7 +42,12 @@
   }
 
   // Cards: on a phone, a table that would be cut off shows each row as a card.
-  const tables = [...document.querySelectorAll("table.sortable")];
+  const cuttable = "table.sortable, table.heat";
+  const tables = [...document.querySelectorAll(cuttable)];
+  for (const table of document.querySelectorAll("table.heat")) {
+    const names = [...table.tHead.rows[0].cells].map((cell) => cell.textContent.trim());
+    for (const cell of table.querySelectorAll("tbody td")) cell.dataset.column = names[cell.cellIndex];
+  }
   const fit = (table) => {
     table.classList.remove("cards");
     const box = table.parentElement;
@@ -51,7 +56,7 @@
   const fitAll = () => tables.forEach(fit);
   addEventListener("resize", fitAll);
   for (const details of document.querySelectorAll("details")) {
-    details.addEventListener("toggle", () => details.querySelectorAll("table.sortable").forEach(fit));
+    details.addEventListener("toggle", () => details.querySelectorAll(cuttable).forEach(fit));
   }
   fitAll();
 
