@@ -73,7 +73,7 @@ static void transpose(const float *from, int64_t stride, int width, float *to, i
 
 #include "vector_kernels.h"
 
-const struct kernels medbn_avx512 = {median, image_moments, normalise, reduce, combine};
+const struct kernels medbn_avx512 = {median, image_moments, image_statistics, normalise, reduce, combine};
 
 #ifdef __clang__
 #pragma clang attribute pop

@@ -36,4 +36,4 @@ static void transpose(const float *from, int64_t stride, int width, float *to, i
 
 #include "vector_kernels.h"
 
-const struct kernels medbn_generic = {median, image_moments, normalise, reduce, combine};
+const struct kernels medbn_generic = {median, image_moments, image_statistics, normalise, reduce, combine};

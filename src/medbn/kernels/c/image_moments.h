@@ -1,6 +1,9 @@
 /* The mean and the variance of each image in each channel, in two passes over what is in cache. */
 
-enum { IMAGE_TILE = 16 /* like TILE; an image has few rows, over which less rounding averages out */ };
+enum {
+    IMAGE_TILE = 16, /* like TILE; an image has few rows, over which less rounding averages out */
+    SMALL_PLANE = 64 /* values of a plane up to which several are transposed, to be summed side by side */
+};
 
 struct image_job {
     struct job job;
@@ -48,6 +51,52 @@ INLINE struct moments plane_moments(const float *x, int64_t n, float near) {
     return m;
 }
 
+/* Moments about `near` of planes side by side, one in each lane; the first `width` lanes are read. */
+INLINE void lane_moments(const float *x, int64_t stride, int width, int64_t rows, const float *near, double *sum,
+                         double *square) {
+    const vf middle = load(near);
+    for (int l = 0; l < LANES; l++) sum[l] = square[l] = 0;
+    for (int64_t i = 0; i < rows; i += IMAGE_TILE) {
+        vf tile_sum = splat(0.0f), tile_square = tile_sum;
+        for (int64_t r = i, end = smaller(rows, i + IMAGE_TILE); r < end; r++) {
+            vf d = (width == LANES ? load(x + r * stride) : load_first(x + r * stride, width)) - middle;
+            tile_sum += d;
+            tile_square += d * d;
+        }
+        float s[LANES], q[LANES];
+        store(s, tile_sum);
+        store(q, tile_square);
+        for (int l = 0; l < LANES; l++) sum[l] += s[l], square[l] += q[l];
+    }
+}
+
+/* Write the moments of `width` planes side by side: plane l, with place `at` + l, is `first` moved by l * between. */
+INLINE void write_lanes(struct image_job *j, int64_t at, const float *x, int64_t stride, int width,
+                        const struct column *first, int64_t between) {
+    const int64_t size = first->size;
+    const double per = 1.0 / (double)size;
+    double sum[LANES], square[LANES];
+    float near[LANES] = {0}, mean[LANES], variance[LANES];
+    lane_moments(x, stride, width, size, near, sum, square);
+    for (int l = 0; l < LANES; l++) near[l] = (float)(sum[l] * per);
+    lane_moments(x, stride, width, size, near, sum, square);
+    for (int l = 0; l < LANES; l++) {
+        const double off = sum[l] * per, about = square[l] * per - off * off;
+        mean[l] = (float)(near[l] + off);
+        variance[l] = (float)(about < 0 ? 0 : about);
+    }
+    if (all_finite(load(mean)) && all_finite(load(variance))) {
+        memcpy(j->mean + at, mean, sizeof *mean * (size_t)width);
+        memcpy(j->variance + at, variance, sizeof *variance * (size_t)width);
+        return;
+    }
+    for (int l = 0; l < width; l++) {
+        struct column v = *first;
+        v.x += l * between;
+        write_image(j, at + l, &v, near[l], (struct moments){sum[l], square[l]});
+    }
+}
+
 /* Contiguous: a unit of work is a plane. */
 static void image_planes(struct job *job) {
     struct image_job *j = (struct image_job *)job;
@@ -60,51 +109,63 @@ static void image_planes(struct job *job) {
         }
 }
 
-/* Moments of `lanes` channels over the rows of one image. */
-static void lane_moments(const float *x, int64_t stride, int lanes, int64_t rows, const float *near,
-                         struct moments *to) {
-    const vf middle = load(near);
-    for (int l = 0; l < lanes; l++) to[l] = (struct moments){0, 0};
-    for (int64_t i = 0; i < rows; i += IMAGE_TILE) {
-        vf sum = splat(0.0f), square = sum;
-        for (int64_t r = i, end = smaller(rows, i + IMAGE_TILE); r < end; r++) {
-            vf d = (lanes == LANES ? load(x + r * stride) : load_first(x + r * stride, lanes)) - middle;
-            sum += d;
-            square += d * d;
+/* Contiguous, small planes: a unit of work is BLOCK planes, which are transposed. */
+static void small_image_planes(struct job *job) {
+    struct image_job *j = (struct image_job *)job;
+    const int64_t size = j->at->size, planes = j->at->images * j->at->channels;
+    float rows[SMALL_PLANE * BLOCK];
+    for (int64_t unit, end; medbn_take(job, &unit, &end);)
+        for (; unit < end; unit++) {
+            const int64_t at = unit * BLOCK;
+            const int here = (int)smaller(BLOCK, planes - at);
+            const float *x = j->x + at * size;
+            for (int64_t i = 0; i < size; i += BLOCK) {
+                const int width = (int)smaller(BLOCK, size - i);
+                if (here == BLOCK)
+                    transpose(x + i, size, width, rows + i * BLOCK, BLOCK);
+                else
+                    for (int p = 0; p < here; p++)
+                        for (int k = 0; k < width; k++) rows[(i + k) * BLOCK + p] = x[p * size + i + k];
+            }
+            for (int lane = 0; lane < here; lane += LANES) {
+                const struct column v = {x + lane * size, 1, size, 0, 1, 0, false};
+                const int width = here - lane < LANES ? here - lane : LANES;
+                if (width == LANES)
+                    write_lanes(j, at + lane, rows + lane, BLOCK, LANES, &v, size);
+                else
+                    write_lanes(j, at + lane, rows + lane, BLOCK, width, &v, size);
+            }
         }
-        float s[LANES], q[LANES];
-        store(s, sum);
-        store(q, square);
-        for (int l = 0; l < lanes; l++) to[l].sum += s[l], to[l].square += q[l];
-    }
 }
 
 /* Channels last: a unit of work is GROUP channels of one image. */
 static void image_rows(struct job *job) {
     struct image_job *j = (struct image_job *)job;
     const int64_t size = j->at->size, channels = j->at->channels, groups = (channels + GROUP - 1) / GROUP;
-    struct moments m[LANES];
     for (int64_t unit, end; medbn_take(job, &unit, &end);)
         for (; unit < end; unit++) {
             const int64_t b = unit / groups, last = smaller(channels, (unit % groups + 1) * GROUP);
             for (int64_t c = unit % groups * GROUP; c < last; c += LANES) {
-                const int lanes = (int)smaller(LANES, last - c);
                 const float *x = j->x + b * size * channels + c;
-                float mean[LANES] = {0};
-                lane_moments(x, channels, lanes, size, mean, m);
-                for (int l = 0; l < lanes; l++) mean[l] = (float)(m[l].sum / (double)size);
-                lane_moments(x, channels, lanes, size, mean, m);
-                for (int l = 0; l < lanes; l++) {
-                    const struct column v = {x + l, 1, size, 0, channels, 0, false};
-                    write_image(j, b * channels + c + l, &v, mean[l], m[l]);
-                }
+                const struct column v = {x, 1, size, 0, channels, 0, false};
+                if (last - c >= LANES)
+                    write_lanes(j, b * channels + c, x, channels, LANES, &v, 1);
+                else
+                    write_lanes(j, b * channels + c, x, channels, (int)(last - c), &v, 1);
             }
         }
 }
 
 static int image_moments(const struct layout *at, const float *x, float *mean, float *variance) {
     struct image_job j = {.at = at, .x = x, .mean = mean, .variance = variance};
-    j.job.count = at->images * (at->last ? (at->channels + GROUP - 1) / GROUP : at->channels);
-    j.job.grain = larger(1, CHUNK / (at->size * (at->last ? smaller(GROUP, at->channels) : 1)));
-    return medbn_parallel(&j.job, at, at->last ? image_rows : image_planes);
+    const int64_t planes = at->images * at->channels;
+    if (at->last) {
+        j.job.count = at->images * ((at->channels + GROUP - 1) / GROUP);
+        j.job.grain = larger(1, CHUNK / (at->size * smaller(GROUP, at->channels)));
+        return medbn_parallel(&j.job, at, image_rows);
+    }
+    const bool small = at->size <= SMALL_PLANE;
+    j.job.count = small ? (planes + BLOCK - 1) / BLOCK : planes;
+    j.job.grain = larger(1, CHUNK / (at->size * (small ? BLOCK : 1)));
+    return medbn_parallel(&j.job, at, small ? small_image_planes : image_planes);
 }

@@ -30,6 +30,10 @@ struct kernels {
     int (*median)(const struct layout *at, const float *x, const float *centre, float *value, float *variance,
                   double *deviation, int64_t *index);
     int (*image_moments)(const struct layout *at, const float *x, float *mean, float *variance);
+    /* From these: the medians over images (rows 0 and 1 of `table`; row 2 gets the MAD), the sum of x - centre, the six
+     * images per channel that the medians come from, and the derivatives of the squared MAD. */
+    int (*image_statistics)(const struct layout *at, const float *mean, const float *variance, float *table,
+                            double *deviation, int64_t *selected, float *slopes);
     int (*normalise)(const struct layout *at, const float *x, const float *centre, const float *scale,
                      const float *bias, float *y);
     int (*reduce)(const struct layout *at, const float *g, const float *x, const float *centre, double *sum_g,

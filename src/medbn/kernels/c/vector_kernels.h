@@ -38,3 +38,4 @@ enum {
 #include "pointwise.h"
 #include "reduce.h"
 #include "image_moments.h"
+#include "image_middle.h"
