@@ -123,7 +123,7 @@ KEPT = {
     "an average": set_average,
     "loaded values": lambda m: m.fc.load_state_dict({k: v + 1 for k, v in m.fc.state_dict().items()}),
     "an equal constant": lambda m: setattr(m, "scale", float("4.0")),
-    "an equal tuple": lambda m: setattr(m.conv, "stride", tuple([*m.conv.stride])),
+    "an equal tuple": lambda m: setattr(m.conv, "stride", m.conv.stride[:1] + m.conv.stride[1:]),
 }
 CHANGES = {
     "a parameter": lambda m: setattr(m.fc, "weight", nn.Parameter(m.fc.weight.detach() * 2)),
