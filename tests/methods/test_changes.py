@@ -32,6 +32,32 @@ def averages(tta):
 # --- the test of a batch ----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("shape", [(7,), (5, 8), (1, 6), (1, 1), (2, 4, 5)])
+def test_features_of_an_image_are_moments_and_what_variance_neighbours_share(shape):
+    x = torch.randn(4, 3, *shape, generator=torch.Generator().manual_seed(0))
+    halved = x.double()
+    for axis, size in enumerate(shape, start=2):
+        if size > 1:
+            first, second = (halved[(slice(None),) * axis + (slice(i, size // 2 * 2, 2),)] for i in (0, 1))
+            halved = (first + second) / 2
+    axes = tuple(range(2, x.dim()))
+    variance, smooth = (v.double().var(dim=axes, correction=0).clamp(min=1e-12) for v in (x, halved))
+    expected = torch.cat([x.double().mean(dim=axes), variance.log(), (smooth / variance).log()], dim=1)
+    torch.testing.assert_close(changes.image_features(x), expected.float(), atol=1e-5, rtol=1e-5)
+
+
+def test_smooth_images_of_the_same_moments_are_a_change(model):
+    tta, x = detector(model), torch.randn(300, 3, 8, 8, generator=torch.Generator().manual_seed(0))
+    smooth = torch.nn.functional.avg_pool2d(x, 2).repeat_interleave(2, 2).repeat_interleave(2, 3)
+    smooth = (smooth - smooth.mean((2, 3), keepdim=True)) / smooth.std((2, 3), keepdim=True)
+    sharp = (x - x.mean((2, 3), keepdim=True)) / x.std((2, 3), keepdim=True)
+    counts = []
+    for batch in (sharp[:100], sharp[100:200], smooth[200:]):
+        tta(batch)
+        counts.append(tta.memory["declared"])
+    assert counts == [1, 1, 2]
+
+
 @pytest.mark.parametrize(("count", "remembered"), [(200, 200), (200, 2000), (64, 64), (37, 100)])
 @pytest.mark.parametrize("chance", [1e-2, 1e-5])
 def test_the_lowest_rank_is_a_quantile_of_the_beta_binomial_distribution(count, remembered, chance):

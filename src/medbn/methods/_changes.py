@@ -1,31 +1,51 @@
 """Find changes of the images that a minority of malicious images can neither feign nor cause.
 
-Every image has *features* that depend on it alone: the mean and the log variance of each channel of the input of the
-first normalisation layer. A change is declared where the remembered median of a feature is far out among the images of
-a batch, in more than ``SHARE`` of the features. docs/threat-model.md proves how rarely malicious images cause that.
+Every image has *features* that depend on it alone, of three kinds: the mean and the log variance of each channel of the
+input of the first normalisation layer, and what part of that variance is left where neighbours are averaged. A change
+is declared where the remembered median of a feature is far out among the images of a batch, in more than ``SHARE`` of
+the features of any kind. docs/threat-model.md proves how rarely malicious images cause that.
 """
 
 from __future__ import annotations
 
 import math
 from functools import lru_cache
+from typing import Any, cast
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from .. import kernels
 
 SHARE = 0.1
-"""A change is declared where more than this share of the features has changed."""
+"""A change is declared where more than this share of the features of a kind has changed."""
+KINDS = 3
+"""How many kinds of features there are: the chance of a false alarm is divided among them."""
+TINY = 1e-12
+"""The least variance that is told from 0."""
 STEPS = 16
 """Ranks are tabulated for batches of which 0, 1, … sixteenths are finite and not padding."""
 
 
 def image_features(x: Tensor) -> Tensor:
-    """Return the features of each image, ``(B, 2 C)``, from the input ``(B, C, *)`` of the first layer."""
+    """Return the features of each image, ``(B, kinds · C)``, from the input ``(B, C, *)`` of the first layer.
+
+    The third kind tells smooth images from sharp ones of the same variance: blur, blocks of pixels, and JPEG.
+    """
     mean, variance = kernels.image_moments(x)
-    tiny = torch.finfo(variance.dtype).tiny
-    return torch.cat([mean, variance.clamp(min=tiny).log()] if x.dim() > 2 else [mean], dim=1)
+    if x.dim() == 2:
+        return mean
+    _, smooth = kernels.image_moments(_average_neighbours(x))
+    # A constant channel has a variance of rounding errors, which differ between batch sizes.
+    log, log_smooth = (v.clamp(min=TINY).log() for v in (variance, smooth))
+    return torch.cat([mean, log, log_smooth - log], dim=1)
+
+
+def _average_neighbours(x: Tensor) -> Tensor:
+    """Return the means of two neighbours in every spatial dimension that has them."""
+    pool: Any = {3: F.avg_pool1d, 4: F.avg_pool2d, 5: F.avg_pool3d}[x.dim()]
+    return cast(Tensor, pool(x, tuple(min(size, 2) for size in x.shape[2:])))
 
 
 def lowest_rank(images: int, remembered: int, malicious: float, chance: float) -> int:
@@ -74,14 +94,19 @@ def round_age(remembered: int, images: int) -> int:
     return remembered - remembered % step
 
 
-def changed_share(features: Tensor, remembered: Tensor, usable: Tensor, table: Tensor) -> tuple[Tensor, Tensor]:
+def changed_share(
+    features: Tensor, remembered: Tensor, usable: Tensor, table: Tensor, kinds: int = 1
+) -> tuple[Tensor, Tensor]:
     """Return the share of changed features for each memory, ``(K,)``, and whether enough images were there to say.
+
+    It is the largest of the kinds' shares.
 
     Args:
         features: ``(B, F)``, of the images.
         remembered: ``(K, F)`` medians.
         usable: ``(B,)`` mask of the images that are finite and not padding.
         table: ``(K, STEPS + 1)``, from ``rank_table``.
+        kinds: of how many kinds the features are, as many of each.
     """
     images = usable.sum()
     # Rounded down: with fewer images the share of them that must lie on either side is smaller.
@@ -93,4 +118,4 @@ def changed_share(features: Tensor, remembered: Tensor, usable: Tensor, table: T
     below = ((one <= (remembered + slack).unsqueeze(1)) & some).sum(dim=1)
     above = ((one >= (remembered - slack).unsqueeze(1)) & some).sum(dim=1)
     changed = torch.minimum(below, above) < least.unsqueeze(1)
-    return changed.to(torch.float32).mean(dim=1), least > 0
+    return changed.view(len(changed), kinds, -1).to(torch.float32).mean(dim=2).amax(dim=1), least > 0

@@ -65,13 +65,14 @@ class Choice:
         if group is not None:
             features, usable = gather_rows(features, group), gather_rows(usable, group)
         medians = tensors.get("medians", features.new_zeros(count, features.shape[1]))
-        shares, enough = changed_share(features, medians, usable, tensors["tables"])
+        kinds = features.shape[1] // x.shape[1]
+        shares, enough = changed_share(features, medians, usable, tensors["tables"], kinds)
         changed = enough & ((shares > SHARE) | ~tensors["known"])
         current = tensors["current"]
         stays = ~changed.index_select(0, current)
         # To return is a claim of its own: a young memory has bounds so wide that nearly anything is within them.
         half = torch.full_like(tensors["tables"], 0.5 - self._settings.malicious)
-        apart, _ = changed_share(features, medians, usable, half)
+        apart, _ = changed_share(features, medians, usable, half, kinds)
         fits = enough & tensors["known"] & ~changed & (apart <= SHARE)
         least, best = torch.where(fits, apart, torch.inf).min(dim=0, keepdim=True)
         self._index = torch.where(stays, current, best)

@@ -7,7 +7,7 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ._changes import SHARE, lowest_rank, rank_table, round_age
+from ._changes import KINDS, SHARE, lowest_rank, rank_table, round_age
 
 
 @dataclass(frozen=True)
@@ -33,8 +33,11 @@ class Settings:
 
     @property
     def chance(self) -> float:
-        """The chance of a false alarm for one feature and one side (Markov's inequality; a feature has two sides)."""
-        return self.false_alarms * SHARE / 2
+        """The chance of a false alarm for one feature and one side.
+
+        By Markov's inequality for the features of a kind; a feature has two sides.
+        """
+        return self.false_alarms * SHARE / (2 * KINDS)
 
     def least_images(self) -> int:
         """Return the least number of images of a batch in which a change can be found."""

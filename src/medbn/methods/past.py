@@ -57,7 +57,7 @@ class Past(Adapter):
     is taken up again instead. So no image's prediction depends on others of its batch but through this choice, and in
     declared batches through the fallback. The first batch is declared, because nothing is remembered. ``memory`` counts
     how many batches were ``"declared"``, and how many ``"returned"`` to an older memory. Calls of fewer images than a
-    test needs, about 60, are predicted by the memory in use, collected, and tested together. No batch has a second
+    test needs, about 70, are predicted by the memory in use, collected, and tested together. No batch has a second
     pass. docs/threat-model.md says what is proved, and what is not.
 
     The surrogate that an attacker differentiates normalises the batch with an average that includes it. That is how the
