@@ -18,7 +18,7 @@ from torch import Tensor
 
 from .. import kernels
 
-SHARE = 0.1
+SHARE = 0.05
 """A change is declared where more than this share of the features of a kind has changed."""
 KINDS = 3
 """How many kinds of features there are: the chance of a false alarm is divided among them."""
