@@ -9,7 +9,7 @@ from glob import glob
 from setuptools import Extension, setup
 
 FOLDER = "src/medbn/kernels/c"
-SOURCES = ("kernels", "image_median", "threads", "generic", "avx2", "avx512")
+SOURCES = ("kernels", "image_median", "threads", "generic", "avx2", "avx512", "launch")
 FLAGS = ["-std=c11", "-O3", "-g0", "-pthread", "-fvisibility=hidden"]
 FLAGS += ["-ffp-contract=fast", "-fno-math-errno", "-fno-trapping-math"]  # nothing that reorders sums
 

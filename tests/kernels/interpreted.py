@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
+from itertools import pairwise
+
 import torch
 
 import medbn
 from medbn.kernels import MAD_FACTORS, reference, smooth, triton
 from medbn.kernels.saved import Spec, shapes
-from medbn.kernels.triton import tiling
+from medbn.kernels.triton import plans, tiling
 
 LAST, CONTIGUOUS = torch.channels_last, torch.contiguous_format
 
@@ -70,16 +73,24 @@ def check(x, name, batch_weight=1.0, backward="own", affine=True, temperature=0.
 
 
 def check_memory(name) -> None:
-    """Check what the operators rely on: tensors of the promised shapes that share no memory."""
-    x = torch.randn(4, 2)
-    y, saved = triton.forward(x, None, None, None, Spec(name, 1.0, 1e-5))
-    sizes = [() if t is None else tuple(t.shape) for t in (saved.selected, saved.image_means, saved.slopes)]
-    assert sizes == [() if shape == (0,) else shape for shape in shapes(name, *x.shape)]
-    assert saved.selected.dtype == torch.int32
-    assert saved.deviation_sum.dtype == torch.float64
-    parts = [y, saved.deviation_sum, saved.selected, saved.slopes, saved.finite, saved.finite_count]
-    parts = [t.untyped_storage().data_ptr() for t in parts if t is not None]
-    assert len(set(parts)) == len(parts)
+    """Check what the operators rely on, the promised shapes; that tensors are made once; and that none overlap."""
+    for shape in ((4, 2), (64, 3, 5, 5)):
+        x = torch.randn(shape)
+        y, saved = triton.forward(x, None, None, None, Spec(name, 1.0, 1e-5))
+        sizes = [() if t is None else tuple(t.shape) for t in (saved.selected, saved.image_means, saved.slopes)]
+        assert sizes == [() if size == (0,) else size for size in shapes(name, *shape[:2])]
+        assert saved.selected.dtype == torch.int32
+        assert saved.deviation_sum.dtype == torch.float64
+        assert saved.centre is saved.centre
+        parts = [getattr(saved, field.name) for field in fields(saved)]
+        ends = sorted((t.data_ptr(), t.data_ptr() + t.nbytes) for t in (y, *parts) if t is not None)
+        assert all(end <= start for (_, end), (start, _) in pairwise(ends))
+        changed = saved.replace(selected=torch.zeros(1))
+        assert changed.centre is saved.centre
+        assert changed.selected.numel() == 1
+        again = triton.forward(x, None, None, None, Spec(name, 1.0, 1e-5), keeps=False)
+        assert torch.equal(again[0], y)
+        assert torch.equal(again[1].centre, saved.centre)
 
 
 def check_types(name) -> None:
@@ -134,6 +145,7 @@ def cut(**thresholds) -> None:
         setattr(tiling, name, value)
     tiling.plan.cache_clear()
     tiling.survey_plan.cache_clear()
+    plans.clear()
 
 
 def main() -> None:

@@ -58,17 +58,13 @@ def _norm(
     if dense is not x:
         y = torch.empty_like(x).copy_(y)
     table = torch.stack((saved.centre, saved.variance, saved.used_centre, saved.inverse_std))
-    means, slopes, finite, counted = saved.image_means, saved.slopes, saved.finite, saved.finite_count
-    if means is None:
-        means = torch.empty(0, device=x.device)
-    elif x.is_cuda:
-        means = means.clone()  # it is a view of a larger tensor
-    if slopes is None:
-        slopes = torch.empty(0, device=x.device)
+    deviation, selected, finite, counted = saved.deviation_sum, saved.selected, saved.finite, saved.finite_count
+    means, slopes = (torch.empty(0, device=x.device) if t is None else t for t in (saved.image_means, saved.slopes))
     if finite is None or counted is None:
         finite = torch.ones(len(x), dtype=torch.int32)
         counted = torch.full((1,), len(x), dtype=torch.int32)
-    return y, table, saved.deviation_sum, saved.selected, means, slopes, finite, counted
+    others = (deviation, selected, means, slopes, finite, counted)
+    return y, table, *(t.clone() if x.is_cuda else t for t in others)  # on a GPU they are views of one buffer
 
 
 def _norm_backward(

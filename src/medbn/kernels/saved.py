@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from dataclasses import dataclass, field, fields
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
@@ -21,7 +22,13 @@ class Spec(NamedTuple):
     """The width of ``"smooth"`` gradients, in standard deviations; see ``smooth.py``."""
 
 
-class Saved(NamedTuple):
+def _none() -> None:
+    # As a factory, for a plain default would be an attribute of the class, and hide that an object has none of its own.
+    return None
+
+
+@dataclass
+class Saved:
     """Tensors that a forward pass saves for backward. Those per channel have shape ``(C,)`` if no other is given."""
 
     centre: Tensor
@@ -37,17 +44,21 @@ class Saved(NamedTuple):
     selected: Tensor
     """Where the statistics were taken from. ``(C,)``: the first element that equals the median. ``(2, C)``: the first
     elements that median and MAD are taken from. ``(6, C)``: two images for each of three medians over images."""
-    image_means: Tensor | None = None
+    image_means: Tensor | None = field(default_factory=_none)
     """``(B, C)``: the mean of each image, for medians over images."""
-    slopes: Tensor | None = None
+    slopes: Tensor | None = field(default_factory=_none)
     """The derivative of the squared MAD. ``(1, C)``, which on a GPU is the MAD itself; ``(2, C)`` for the two images
     that the MAD is taken from."""
-    finite: Tensor | None = None
+    finite: Tensor | None = field(default_factory=_none)
     """``(B,)`` of 0 and 1: the images that are finite; None if all are."""
-    finite_count: Tensor | None = None
+    finite_count: Tensor | None = field(default_factory=_none)
     """``(1,)``: the number of finite images."""
-    image_variances: Tensor | None = None
+    image_variances: Tensor | None = field(default_factory=_none)
     """``(B, C)``: the variance of each image, for medians over images."""
+
+    def replace(self, **changes: Any) -> Saved:
+        """Return the same tensors, but for those that are given."""
+        return Saved(**{each.name: getattr(self, each.name) for each in fields(Saved)} | changes)
 
 
 def shapes(kernel: str, images: int, channels: int) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:

@@ -88,7 +88,7 @@ def gpu_backward(
     """Return the gradients on a GPU, where images that are not finite are always masked, to avoid synchronisation."""
     assert saved.finite_count is not None
     if spec.kernel == "median":  # everything but what the kernel would add at the median's own element
-        elsewhere = saved._replace(selected=torch.full_like(saved.selected, _NO_ELEMENT))
+        elsewhere = saved.replace(selected=torch.full_like(saved.selected, _NO_ELEMENT))
         dx, d_weight, sum_g = triton.backward(g, x, weight, elsewhere, spec)
     else:  # with batch weight 0: the affine map's part alone
         dx, d_weight, sum_g = triton.backward(g, x, weight, saved, spec._replace(batch_weight=0.0))

@@ -128,8 +128,8 @@ def _isolated_forward(
     if saved.image_means is not None and saved.image_variances is not None:
         means, variances = torch.zeros(2, *x.shape[:2])
         means[finite], variances[finite] = saved.image_means, saved.image_variances
-        saved = saved._replace(image_means=means, image_variances=variances)
-    return y, saved._replace(finite=finite.int(), finite_count=finite.sum(dtype=torch.int32).view(1))
+        saved = saved.replace(image_means=means, image_variances=variances)
+    return y, saved.replace(finite=finite.int(), finite_count=finite.sum(dtype=torch.int32).view(1))
 
 
 def isolate_nonfinite(
@@ -142,7 +142,7 @@ def isolate_nonfinite(
     if not len(others):
         return dx, torch.zeros(x.shape[1]), torch.zeros(x.shape[1])
     means, variances = (None if t is None else t[finite] for t in (saved.image_means, saved.image_variances))
-    saved = saved._replace(image_means=means, image_variances=variances, finite=None, finite_count=None)
+    saved = saved.replace(image_means=means, image_variances=variances, finite=None, finite_count=None)
     dx[finite], d_weight, d_bias = backward(g[finite], others, weight, saved, spec)
     return dx, d_weight, d_bias
 
@@ -154,4 +154,4 @@ def _saved_of_no_image(x: Tensor, spec: Spec) -> Saved:
     selected, means, slopes = shapes(spec.kernel, 0, channels)
     images = (torch.zeros(means) if spec.kernel == "image_median" else None, torch.zeros(slopes))
     saved = Saved(nan[0], nan[1], nan[2], nan[3], zeros, torch.zeros(selected, dtype=torch.int64), *images)
-    return saved._replace(image_variances=saved.image_means)
+    return saved.replace(image_variances=saved.image_means)

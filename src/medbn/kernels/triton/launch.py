@@ -1,20 +1,56 @@
-"""Launch the Triton kernels: one function per kernel, with the tensors and the tiling that it takes.
+"""What the Triton kernels are launched with: one function per kernel, which returns a symbolic ``Launch``.
 
-Activations are dense ``(B, C, *)`` in the memory format of ``x``. ``saved`` has per-channel results; a forward kernel
-writes to its tensors.
+A launch is of a shape, not of tensors: its arguments are names, which ``plans`` gives a meaning. Activations are ``x``,
+``y``, ``g`` and ``dx``, dense ``(B, C, *)`` in the memory format of ``x``; small tensors are places of a ``Layout``.
+Where a kernel ignores an argument, such as the weight of a layer without one, it gets some tensor per channel.
 """
 
 from __future__ import annotations
 
-import torch
-from torch import Tensor
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 from ..reference import MAD_FACTORS
-from ..saved import Saved, Spec
 from . import gradient, images, median, normalise, small_channel, survey, tiling
-from .tiling import Shape, SurveyPlan, cdiv, next_power_of_2, plan, survey_plan
+from .tiling import Plan, Shape, SurveyPlan, cdiv, next_power_of_2, plan
 
-Pair = tuple[Tensor, Tensor]
+EPS, BATCH_WEIGHT = "eps", "batch_weight"
+"""The names of the two numbers that are given with each call."""
+Argument = str | int | float
+"""The name of a tensor or of a number, or a number that the shape decides."""
+
+
+class Launch(NamedTuple):
+    """A launch of one kernel, for tensors that are still to be named."""
+
+    kernel: Any
+    grid: tuple[int, ...]
+    arguments: tuple[Argument, ...]
+    constants: Mapping[str, Any]
+    """Compile-time constants, and the number of warps."""
+
+
+class Fill(NamedTuple):
+    """Set all of an int32 tensor to a value."""
+
+    name: str
+    value: int
+    size: int
+
+
+Step = Launch | Fill
+
+
+class Given(NamedTuple):
+    """Which optional tensors a layer has."""
+
+    weight: bool
+    bias: bool
+    running: bool
+
+    def running_or(self, other: str) -> tuple[str, str]:
+        """Return the names of the running statistics, or another one for both."""
+        return ("running_centre", "running_variance") if self.running else (other, other)
 
 
 def _warps(number: int) -> int:
@@ -25,94 +61,98 @@ def _warps(number: int) -> int:
 # --- forward ----------------------------------------------------------------------------------------------------------
 
 
-def normalise_small_channels(
-    x: Tensor, y: Tensor, weight: Tensor | None, bias: Tensor | None, running: Pair | None, saved: Saved, shape: Shape,
-    spec: Spec,
-) -> None:  # fmt: skip
+def normalise_small_channels(shape: Shape, given: Given) -> list[Step]:
     """Select medians, mix and normalise in one kernel; ``x`` is contiguous. The second launch is for NaN and inf."""
-    centre, padded, row = saved.centre, shape.padded, shape.row
-    parameters = (centre if weight is None else weight, centre if bias is None else bias)
-    out = (centre, saved.variance, saved.deviation_sum, saved.selected, saved.used_centre, saved.inverse_std)
-    for retry in (False, True):
-        small_channel.normalise_small_channels[(shape.channels,)](
-            x, y, *parameters, *(running or (centre, centre)), *out, saved.finite, saved.finite_count, *shape[:3],
-            spec.eps, spec.batch_weight, RUNNING=running is not None, WEIGHT=weight is not None, BIAS=bias is not None,
-            RETRY=retry, TILE=padded, ROW=row, VEC=shape.vector, num_warps=_warps(padded // 512),
-        )  # fmt: skip
+    weight, bias = "weight" if given.weight else "centre", "bias" if given.bias else "centre"
+    out = ("centre", "variance", "deviation_sum", "selected", "used_centre", "inverse_std")
+    return [
+        Launch(
+            small_channel.normalise_small_channels,
+            (shape.channels,),
+            (
+                "x", "y", weight, bias, *given.running_or("centre"), *out, "finite", "finite_count", *shape[:3], EPS,
+                BATCH_WEIGHT,
+            ),
+            {
+                "RUNNING": given.running, "WEIGHT": given.weight, "BIAS": given.bias, "RETRY": retry,
+                "TILE": shape.padded, "ROW": shape.row, "VEC": shape.vector, "num_warps": _warps(shape.padded // 512),
+            },
+        )
+        for retry in (False, True)
+    ]  # fmt: skip
 
 
-class SurveyBuffers:
-    """The buffers between the three kernels that select a median: cuts, tallies, collected values and moments."""
-
-    def __init__(self, x: Tensor, shape: Shape) -> None:
-        self.plan: SurveyPlan = survey_plan(shape)
-        cut, channels = self.plan.cut, shape.channels
-
-        def empty(*size: int, dtype: torch.dtype = torch.float32) -> Tensor:
-            return torch.empty(size, device=x.device, dtype=dtype)
-
-        self.cuts = empty(2 * channels)
-        self.scratch = empty(cut.blocks * cut.parts * cut.places * cut.channels * self.plan.room)
-        self.collected = empty(channels * self.plan.capacity)
-        self.tallies = empty(4 * channels, dtype=torch.int32)
-        self.moments = empty(2, channels * cut.parts, dtype=torch.float64)
-
-
-def bracket(x: Tensor, deviations: bool, saved: Saved, buffers: SurveyBuffers, shape: Shape) -> None:
+def bracket(shape: Shape, survey_plan: SurveyPlan, deviations: bool) -> Launch:
     """Write two cuts per channel that very probably enclose the median of x, or of |x − centre| for ``deviations``."""
-    samples = buffers.plan.samples
-    survey.bracket[(shape.channels,)](
-        x, saved.centre, buffers.cuts, buffers.tallies, saved.finite, saved.finite_count, *shape[:3],
-        *buffers.plan.ranks, MAD=deviations, M=samples, BATCH=next_power_of_2(shape.images), LAST=shape.last,
-        num_warps=_warps(samples // 256),
+    samples = survey_plan.samples
+    return Launch(
+        survey.bracket,
+        (shape.channels,),
+        ("x", "centre", "cuts", "tallies", "finite", "finite_count", *shape[:3], *survey_plan.ranks),
+        {
+            "MAD": deviations, "M": samples, "BATCH": next_power_of_2(shape.images), "LAST": shape.last,
+            "num_warps": _warps(samples // 256),
+        },
     )  # fmt: skip
 
 
-def collect(x: Tensor, deviations: bool, saved: Saved, buffers: SurveyBuffers) -> None:
+def collect(survey_plan: SurveyPlan, deviations: bool) -> Launch:
     """Read everything once: tally it, collect what is between the cuts, and sum moments."""
-    cut = buffers.plan.cut
-    survey.survey[cut.grid](
-        x, saved.centre, buffers.cuts, buffers.scratch, buffers.collected, buffers.tallies, *buffers.moments,
-        saved.finite, saved.finite_count, *cut.sizes, buffers.plan.capacity, buffers.plan.limit, 1, MAD=deviations,
-        ROOM=buffers.plan.room, **cut.options(),
+    cut = survey_plan.cut
+    return Launch(
+        survey.survey,
+        cut.grid,
+        (
+            "x", "centre", "cuts", "collection", "collected", "tallies", "moment_sums", "moment_squares", "finite",
+            "finite_count", *cut.sizes, survey_plan.capacity, survey_plan.limit, 1,
+        ),
+        {"MAD": deviations, "ROOM": survey_plan.room, **cut.options()},
     )  # fmt: skip
 
 
-def finish(
-    x: Tensor, deviations: bool, factor: float, running: Pair | None, saved: Saved, buffers: SurveyBuffers,
-    shape: Shape, spec: Spec,
-) -> None:  # fmt: skip
+def finish(shape: Shape, survey_plan: SurveyPlan, deviations: bool, factor: float, given: Given) -> Launch:
     """Write the median and the variance, and mix them; for ``deviations``, the MAD and ``factor`` times its square."""
-    about, capacity, parts = saved.centre, buffers.plan.capacity, buffers.plan.cut.parts
-    total = saved.slopes if deviations else saved.deviation_sum
-    selected = saved.selected if saved.selected.dim() == 1 else saved.selected[int(deviations)]
+    capacity, parts = survey_plan.capacity, survey_plan.cut.parts
+    total, selected = ("slopes", "selected_deviation") if deviations else ("deviation_sum", "selected")
     fits = capacity <= tiling.COLLECTED_IN_REGISTERS
     chunk = next_power_of_2(capacity) if fits else 8192
     channel = plan(shape._replace(last=False), tiling.CHANNEL_TILE, tiling.CHANNEL_WARPS, 1)
-    median.finish[(shape.channels,)](
-        x, about, buffers.cuts, buffers.collected, buffers.tallies, *buffers.moments, saved.finite, saved.finite_count,
-        *(running or (about, about)), saved.centre, saved.variance, total, selected, saved.used_centre,
-        saved.inverse_std, *shape[:3], capacity, parts, spec.eps, spec.batch_weight, factor, MAD=deviations,
-        RUNNING=running is not None, PARTS=next_power_of_2(parts), FITS=fits, CHUNK=chunk, TILE=channel.places,
-        ROW=channel.row, LAST=shape.last, num_warps=_warps(chunk // 512) if fits else 16,
+    return Launch(
+        median.finish,
+        (shape.channels,),
+        (
+            "x", "centre", "cuts", "collected", "tallies", "moment_sums", "moment_squares", "finite", "finite_count",
+            *given.running_or("centre"), "centre", "variance", total, selected, "used_centre", "inverse_std",
+            *shape[:3], capacity, parts, EPS, BATCH_WEIGHT, factor,
+        ),
+        {
+            "MAD": deviations, "RUNNING": given.running, "PARTS": next_power_of_2(parts), "FITS": fits,
+            "CHUNK": chunk, "TILE": channel.places, "ROW": channel.row, "LAST": shape.last,
+            "num_warps": _warps(chunk // 512) if fits else 16,
+        },
     )  # fmt: skip
 
 
-def normalise_all(
-    x: Tensor, y: Tensor, weight: Tensor | None, bias: Tensor | None, saved: Saved, shape: Shape, kernel: str
-) -> None:
+def normalise_all(shape: Shape, kernel: str, given: Given) -> Launch:
     """Read everything once more and normalise it; find where the median, and the MAD, first occur."""
     cut = plan(shape, tiling.TILE, tiling.WARPS, tiling.WAVES)
-    centre, is_mad = saved.centre, kernel in MAD_FACTORS
-    normalise.normalise[cut.grid](
-        x, y, centre if weight is None else weight, centre if bias is None else bias, centre,
-        saved.slopes if is_mad else centre, saved.used_centre, saved.inverse_std, saved.selected, saved.finite,
-        saved.finite_count, *cut.sizes, WEIGHT=weight is not None, BIAS=bias is not None,
-        FIND=kernel != "image_median", MAD=is_mad, **cut.options(),
+    is_mad = kernel in MAD_FACTORS
+    return Launch(
+        normalise.normalise,
+        cut.grid,
+        (
+            "x", "y", "weight" if given.weight else "centre", "bias" if given.bias else "centre", "centre",
+            "slopes" if is_mad else "centre", "used_centre", "inverse_std", "selected", "finite", "finite_count",
+            *cut.sizes,
+        ),
+        {
+            "WEIGHT": given.weight, "BIAS": given.bias, "FIND": kernel != "image_median", "MAD": is_mad,
+            **cut.options(),
+        },
     )  # fmt: skip
 
 
-def image_moments(x: Tensor, saved: Saved, shape: Shape) -> None:
+def image_moments(shape: Shape) -> Launch:
     """Write each image's own mean and variance."""
     if shape.last:
         planes = min(next_power_of_2(shape.channels), tiling.NEIGHBOURS)
@@ -122,84 +162,100 @@ def image_moments(x: Tensor, saved: Saved, shape: Shape) -> None:
         row = min(shape.row, tiling.TILE)
         planes = tiling.TILE // row
         programs = cdiv(shape.images * shape.channels, planes)
-    images.image_moments[(programs,)](
-        x, saved.image_means, saved.image_variances, saved.finite, saved.finite_count, *shape[:3], PLANES=planes,
-        ROW=row, ONE_ROW=shape.size <= row, **shape.options(), num_warps=4,
-    )  # fmt: skip
+    return Launch(
+        images.image_moments,
+        (programs,),
+        ("x", "image_means", "image_variances", "finite", "finite_count", *shape[:3]),
+        {"PLANES": planes, "ROW": row, "ONE_ROW": shape.size <= row, **shape.options(), "num_warps": 4},
+    )
 
 
-def image_statistics(running: Pair | None, saved: Saved, shape: Shape, spec: Spec) -> None:
+def image_statistics(shape: Shape, given: Given) -> Launch:
     """Write the medians over images, and mix them."""
-    images.image_statistics[(shape.channels,)](
-        saved.image_means, saved.image_variances, saved.finite, saved.finite_count,
-        *(running or (saved.centre, saved.centre)), saved.centre, saved.variance, saved.deviation_sum,
-        saved.used_centre, saved.inverse_std, saved.selected, saved.slopes, *shape[:3], spec.eps, spec.batch_weight,
-        RUNNING=running is not None, BATCH=next_power_of_2(shape.images),
-        num_warps=1 if shape.images <= 256 else 4,
+    return Launch(
+        images.image_statistics,
+        (shape.channels,),
+        (
+            "image_means", "image_variances", "finite", "finite_count", *given.running_or("centre"), "centre",
+            "variance", "deviation_sum", "used_centre", "inverse_std", "selected", "slopes", *shape[:3], EPS,
+            BATCH_WEIGHT,
+        ),
+        {
+            "RUNNING": given.running, "BATCH": next_power_of_2(shape.images),
+            "num_warps": 1 if shape.images <= 256 else 4,
+        },
     )  # fmt: skip
 
 
 # --- backward ---------------------------------------------------------------------------------------------------------
 
 
-def reduce(g: Tensor, x: Tensor, saved: Saved, shape: Shape) -> Tensor:
-    """Return the sums of g and of g · (x − used centre), ``(2, parts, C)`` in float64."""
-    cut = plan(shape, tiling.TILE, tiling.WARPS, tiling.REDUCE_WAVES_LAST if shape.last else tiling.WAVES)
-    sums = torch.empty(2, cut.parts, shape.channels, device=x.device, dtype=torch.float64)
-    gradient.reduce[cut.grid](
-        g, x, saved.used_centre, saved.finite, saved.finite_count, *sums, *cut.sizes, **cut.options()
-    )
-    return sums
+def reduction(shape: Shape) -> Plan:
+    """Return how the activation is cut for ``reduce``; its parts are those of the sums."""
+    return plan(shape, tiling.TILE, tiling.WARPS, tiling.REDUCE_WAVES_LAST if shape.last else tiling.WAVES)
 
 
-def add_parts(sums: Tensor) -> Tensor:
-    """Return the sums over all parts, ``(2, 1, C)``."""
-    _, parts, channels = sums.shape
-    totals = torch.empty(2, 1, channels, device=sums.device, dtype=torch.float64)
-    rows = next_power_of_2(parts)
+def reduce(shape: Shape) -> Launch:
+    """Write the sums of g and of g · (x − used centre), ``(parts, C)`` each in float64."""
+    cut = reduction(shape)
+    arguments = ("g", "x", "used_centre", "finite", "finite_count", "sums_g", "sums_gx", *cut.sizes)
+    return Launch(gradient.reduce, cut.grid, arguments, cut.options())
+
+
+def add_parts(shape: Shape) -> Launch:
+    """Write the sums over all parts."""
+    rows = next_power_of_2(reduction(shape).parts)
     width = max(1, 4096 // rows)
-    gradient.add_parts[(cdiv(2 * channels, width),)](
-        sums, totals, channels, parts, PARTS=rows, WIDTH=width, num_warps=8
+    return Launch(
+        gradient.add_parts,
+        (cdiv(2 * shape.channels, width),),
+        ("sums", "totals", shape.channels, reduction(shape).parts),
+        {"PARTS": rows, "WIDTH": width, "num_warps": 8},
     )
-    return totals
 
 
 def combine(
-    g: Tensor, x: Tensor, dx: Tensor, weight: Tensor | None, saved: Saved, sums: Tensor | None, d_weight: Tensor,
-    d_bias: Tensor, shape: Shape, batch_weight: float, mean: bool, mad: bool, factor: float,
-) -> None:  # fmt: skip
+    shape: Shape, weight: bool, sums: tuple[str, str] | None, parts: int, mean: bool, mad: bool, factor: float
+) -> Launch:
     """Write the gradients where statistics are of whole channels. Without ``sums``, each program makes its own."""
     cut = plan(shape, tiling.TILE, tiling.WARPS, 0 if sums is None else tiling.WAVES)
-    whole = sums is None
-    sums = saved.inverse_std.new_empty(2, 1, shape.channels) if sums is None else sums
-    gradient.combine[cut.grid](
-        g, x, dx, saved.used_centre if weight is None else weight, saved.centre, saved.slopes if mad else saved.centre,
-        saved.deviation_sum, saved.selected, saved.used_centre, saved.inverse_std, saved.finite, saved.finite_count,
-        *sums, d_weight, d_bias, *cut.sizes, sums.shape[1], batch_weight, factor, WEIGHT=weight is not None, MEAN=mean,
-        MAD=mad, WHOLE=whole, PARTS=next_power_of_2(sums.shape[1]), **cut.options(),
+    return Launch(
+        gradient.combine,
+        cut.grid,
+        (
+            "g", "x", "dx", "weight" if weight else "used_centre", "centre", "slopes" if mad else "centre",
+            "deviation_sum", "selected", "used_centre", "inverse_std", "finite", "finite_count",
+            *(sums or ("centre", "variance")), "d_weight", "d_bias", *cut.sizes, parts, BATCH_WEIGHT, factor,
+        ),
+        {
+            "WEIGHT": weight, "MEAN": mean, "MAD": mad, "WHOLE": sums is None, "PARTS": next_power_of_2(parts),
+            **cut.options(),
+        },
     )  # fmt: skip
 
 
-def image_gradient(
-    g: Tensor, x: Tensor, dx: Tensor, weight: Tensor | None, saved: Saved, sums: Tensor, d_weight: Tensor,
-    d_bias: Tensor, shape: Shape, batch_weight: float,
-) -> None:  # fmt: skip
+def image_gradient(shape: Shape, weight: bool, sums: tuple[str, str], parts: int) -> Launch:
     """Write w · r · g; channels last, also what the statistics' gradients add."""
     cut = plan(shape, tiling.TILE, tiling.WARPS, tiling.WAVES, single=shape.last)
-    images.image_gradient[cut.grid](
-        g, x, dx, saved.used_centre if weight is None else weight, saved.image_means, saved.selected, saved.slopes,
-        saved.inverse_std, saved.finite, saved.finite_count, *sums, d_weight, d_bias, *cut.sizes, sums.shape[1],
-        batch_weight, WEIGHT=weight is not None, PARTS=next_power_of_2(sums.shape[1]), **cut.options(),
+    return Launch(
+        images.image_gradient,
+        cut.grid,
+        (
+            "g", "x", "dx", "weight" if weight else "used_centre", "image_means", "selected", "slopes", "inverse_std",
+            "finite", "finite_count", *sums, "d_weight", "d_bias", *cut.sizes, parts, BATCH_WEIGHT,
+        ),
+        {"WEIGHT": weight, "PARTS": next_power_of_2(parts), **cut.options()},
     )  # fmt: skip
 
 
-def selected_image_gradient(
-    g: Tensor, x: Tensor, dx: Tensor, weight: Tensor | None, saved: Saved, d_weight: Tensor, d_bias: Tensor,
-    shape: Shape, batch_weight: float,
-) -> None:  # fmt: skip
+def selected_image_gradient(shape: Shape, weight: bool) -> Launch:
     """Write the gradient of each channel's six selected images again, with what the statistics' gradients add."""
-    images.selected_image_gradient[(shape.channels, 6)](
-        g, x, dx, saved.used_centre if weight is None else weight, saved.image_means, saved.selected, saved.slopes,
-        saved.inverse_std, d_weight, d_bias, saved.finite_count, *shape[:3], batch_weight, WEIGHT=weight is not None,
-        ROW=min(shape.row, 1024), VEC=shape.vector, num_warps=2,
+    return Launch(
+        images.selected_image_gradient,
+        (shape.channels, 6),
+        (
+            "g", "x", "dx", "weight" if weight else "used_centre", "image_means", "selected", "slopes", "inverse_std",
+            "d_weight", "d_bias", "finite_count", *shape[:3], BATCH_WEIGHT,
+        ),
+        {"WEIGHT": weight, "ROW": min(shape.row, 1024), "VEC": shape.vector, "num_warps": 2},
     )  # fmt: skip

@@ -14,118 +14,103 @@ twice, the second time with |x − median| for x. Medians over images take one r
 Backward, ``reduce`` reads g and x, and ``combine`` reads both and writes the gradient; small channels take ``combine``
 alone. For medians over images, ``image_gradient`` writes w · r · g before ``selected_image_gradient`` visits the six
 images that a channel's statistics come from.
+
+``plans`` puts these steps together, once for each kind of activation; here they meet tensors.
 """
 
 from __future__ import annotations
 
+from dataclasses import fields
+
 import torch
 from torch import Tensor
 
-from ..reference import MAD_FACTORS
-from ..saved import Saved, Spec, shapes
-from . import launch, tiling
-from .tiling import Shape, dense, like
+from ..saved import Saved, Spec
+from .layout import WorkspaceSaved
+from .plans import BackwardPlan, ForwardPlan, backward_plan, forward_plan
+from .tiling import dense, like
+
+Pair = tuple[Tensor, Tensor]
 
 
 def forward(
-    x: Tensor, weight: Tensor | None, bias: Tensor | None, running: tuple[Tensor, Tensor] | None, spec: Spec
+    x: Tensor, weight: Tensor | None, bias: Tensor | None, running: Pair | None, spec: Spec, keeps: bool = True
 ) -> tuple[Tensor, Saved]:
-    """Normalise ``x``; return the output and what the backward pass needs."""
-    original, x = x, dense(x)
-    shape = Shape.of(x)
-    y = torch.empty_like(x)
-    small = spec.kernel == "median" and shape.small
-    # Kernels mark the images that are not finite. ``bracket`` initialises the marks; without it, torch does.
-    saved = _allocate(x, spec.kernel, set_finite=small or spec.kernel == "image_median")
-    if small:
-        flat = x.contiguous()  # so little is copied faster than read with strides
-        out = torch.empty_like(flat) if shape.last else y
-        contiguous = shape._replace(last=False)
-        launch.normalise_small_channels(flat, out, weight, bias, running, saved, contiguous, spec)
-        y = y.copy_(out) if shape.last else y
-    else:
-        if spec.kernel == "image_median":
-            launch.image_moments(x, saved, shape)
-            launch.image_statistics(running, saved, shape, spec)
-        elif spec.kernel == "median":
-            _select_median(x, False, running, saved, shape, spec)
-        else:
-            _select_median(x, False, None, saved, shape, spec)
-            _select_median(x, True, running, saved, shape, spec)
-        launch.normalise_all(x, y, weight, bias, saved, shape, spec.kernel)
-    return y if x is original else torch.empty_like(original).copy_(y), saved
+    """Normalise ``x``; return the output and what the backward pass needs, or the statistics without ``keeps``."""
+    if (dense_x := dense(x)) is not x:
+        y, saved = forward(dense_x, weight, bias, running, spec, keeps)
+        return _copy(y, x), saved
+    plan = forward_plan(x, weight, bias, running, spec.kernel, keeps, True)
+    out, saved = _run_forward(plan, x, weight, bias, running, spec)
+    assert out is not None
+    return out, saved
+
+
+def statistics(x: Tensor, kernel: str) -> Pair:
+    """Return the centre and the variance of each channel over the images that are finite."""
+    x = dense(x)
+    plan = forward_plan(x, None, None, None, kernel, False, False)
+    _, saved = _run_forward(plan, x, None, None, None, Spec(kernel, 1.0, 0.0))
+    return saved.centre, saved.variance
+
+
+def _run_forward(
+    plan: ForwardPlan, x: Tensor, weight: Tensor | None, bias: Tensor | None, running: Pair | None, spec: Spec
+) -> tuple[Tensor | None, Saved]:
+    """Return the output, if the plan has one, and what is saved."""
+    given = x
+    if plan.transposes:
+        x = x.detach().contiguous()
+    y = torch.empty_like(x) if plan.allocates_output else None
+    layout = plan.layout
+    saved, scratch = layout.allocate("saved", x.device), layout.allocate("scratch", x.device)
+    assert saved is not None
+    centre, variance = running or (None, None)
+    tensors = (x, y, weight, bias, centre, variance, saved, scratch)
+    plan.program.run(x.get_device(), tensors, spec.eps, spec.batch_weight)
+    if plan.transposes:
+        assert y is not None
+        y = _copy(y, given)
+    return y, WorkspaceSaved(saved, layout)
 
 
 def backward(g: Tensor, x: Tensor, weight: Tensor | None, saved: Saved, spec: Spec) -> tuple[Tensor, Tensor, Tensor]:
     """Return the gradients of input, weight and bias; the last two in float32."""
-    original, x = x, dense(x)
-    shape = Shape.of(x)
+    if (dense_x := dense(x)) is not x:
+        dx, d_weight, d_bias = backward(g, dense_x, weight, saved, spec)
+        return _copy(dx, x), d_weight, d_bias
     g = like(g, x)
+    plan = backward_plan(g, x, weight, spec.kernel, spec.backward == "mean")
     dx = torch.empty_like(x)
-    d_weight, d_bias = torch.empty(2, shape.channels, device=x.device, dtype=torch.float32).unbind()
-    mean = spec.backward == "mean"
-    if spec.kernel == "image_median" and not mean:
-        sums = _sum_gradients(g, x, saved, shape)
-        launch.image_gradient(g, x, dx, weight, saved, sums, d_weight, d_bias, shape, spec.batch_weight)
-        if not shape.last:
-            launch.selected_image_gradient(g, x, dx, weight, saved, d_weight, d_bias, shape, spec.batch_weight)
+    affine = torch.empty(2, x.shape[1], dtype=torch.float32, device=x.device)
+    scratch = plan.layout.allocate("scratch", x.device)
+    if isinstance(saved, WorkspaceSaved):
+        tensors = (x, g, dx, weight, affine, saved.buffer, scratch)
+        plan.program.run(x.get_device(), tensors, spec.eps, spec.batch_weight)
     else:
-        mad = spec.kernel in MAD_FACTORS and not mean
-        factor = MAD_FACTORS[spec.kernel] if mad else 0.0
-        channel_sums = None if shape.whole else _sum_gradients(g, x, saved, shape)
-        launch.combine(
-            g, x, dx, weight, saved, channel_sums, d_weight, d_bias, shape, spec.batch_weight, mean, mad, factor
-        )
-    return dx if x is original else torch.empty_like(original).copy_(dx), d_weight, d_bias
+        _run_separate(plan, {"x": x, "g": g, "dx": dx, "weight": weight}, affine, scratch, saved, spec)
+    d_weight, d_bias = affine.unbind()
+    return dx, d_weight, d_bias
 
 
-def statistics(x: Tensor, kernel: str) -> tuple[Tensor, Tensor]:
-    """Return the centre and the variance of each channel over the images that are finite."""
-    _, saved = forward(x, None, None, None, Spec(kernel, 1.0, 0.0))
-    return saved.centre, saved.variance
+def _copy(result: Tensor, x: Tensor) -> Tensor:
+    """Return a result for a copy of ``x`` in the memory format of ``x``."""
+    with torch.no_grad():
+        return torch.empty_like(x, dtype=result.dtype).copy_(result)
 
 
-def _allocate(x: Tensor, kernel: str, set_finite: bool) -> Saved:
-    """Return uninitialised tensors for what a forward pass computes; ``set_finite`` marks all images as finite."""
-    images, channels = x.shape[:2]
-
-    def empty(*size: int, dtype: torch.dtype = torch.float32) -> Tensor:
-        return torch.empty(size, device=x.device, dtype=dtype)
-
-    selected, means, slopes = shapes(kernel, images, channels)
-    finite, finite_count = empty(images, dtype=torch.int32), empty(1, dtype=torch.int32)
-    if set_finite:
-        finite.fill_(1)
-        finite_count.fill_(images)
-    centre, variance, used_centre, inverse_std = empty(4, channels).unbind()
-    saved = Saved(
-        centre,
-        variance,
-        used_centre,
-        inverse_std,
-        deviation_sum=empty(channels, dtype=torch.float64),
-        selected=empty(*selected, dtype=torch.int32),
-        slopes=None if kernel == "median" else empty(*slopes),
-        finite=finite,
-        finite_count=finite_count,
-    )
-    if kernel != "image_median":
-        return saved
-    image_means, image_variances = empty(2, *means).unbind()
-    return saved._replace(image_means=image_means, image_variances=image_variances)
-
-
-def _select_median(
-    x: Tensor, deviations: bool, running: tuple[Tensor, Tensor] | None, saved: Saved, shape: Shape, spec: Spec
+def _run_separate(
+    plan: BackwardPlan,
+    named: dict[str, Tensor | None],
+    affine: Tensor,
+    scratch: Tensor | None,
+    saved: Saved,
+    spec: Spec,
 ) -> None:
-    """Select the median of each channel, or that of |x − median| for ``deviations``, and mix with ``running``."""
-    buffers = launch.SurveyBuffers(x, shape)
-    launch.bracket(x, deviations, saved, buffers, shape)
-    launch.collect(x, deviations, saved, buffers)
-    launch.finish(x, deviations, MAD_FACTORS.get(spec.kernel, 0.0), running, saved, buffers, shape, spec)
-
-
-def _sum_gradients(g: Tensor, x: Tensor, saved: Saved, shape: Shape) -> Tensor:
-    """Return the sums of g and of g · (x − used centre), in so few parts that every program can add them up."""
-    sums = launch.reduce(g, x, saved, shape)
-    return sums if sums.shape[1] <= tiling.PARTS_PER_PROGRAM else launch.add_parts(sums)
+    """Run a backward pass where what was saved is in tensors of its own, as in a compiled program."""
+    for name, place in plan.layout.places.items():
+        if place.buffer != "saved":
+            buffer = affine.view(-1) if place.buffer == "affine" else scratch
+            named[name] = None if buffer is None else place.view(buffer)
+    named |= {field.name: getattr(saved, field.name) for field in fields(Saved)}
+    plan.program.run_separate(affine.get_device(), named, spec.eps, spec.batch_weight)

@@ -205,7 +205,7 @@ def dense(x: Tensor) -> Tensor:
     """Return ``x`` itself if it is contiguous or channels last, else a contiguous copy."""
     forms = {4: torch.channels_last, 5: torch.channels_last_3d}
     fits = x.is_contiguous() or (x.dim() in forms and x.is_contiguous(memory_format=forms[x.dim()]))
-    return x if fits else x.contiguous()
+    return x if fits else x.detach().contiguous()
 
 
 def like(g: Tensor, x: Tensor) -> Tensor:
