@@ -58,7 +58,7 @@ def test_an_unknown_launcher_is_an_error(monkeypatch: pytest.MonkeyPatch) -> Non
         monkeypatch.setattr(program, "_by_driver", None)
         assert program.launches_by_driver() == (launcher == "driver")
     monkeypatch.setattr(program, "_by_driver", None)
-    monkeypatch.setenv("MEDBN_LAUNCH", "drivr")
+    monkeypatch.setenv("MEDBN_LAUNCH", "drivers")
     with pytest.raises(ValueError, match="Did you mean 'driver'"):
         program.launches_by_driver()
     with pytest.raises(ValueError, match="driver, triton"), program.use_launcher("cuda"):

@@ -115,7 +115,7 @@ class Program:
         for name, place in self.layout.places.items():
             buffer = given.get(place.buffer)
             if buffer is not None:
-                light = buffer.is_cuda and name not in self._filled
+                light = _TAKES_ADDRESSES and name not in self._filled
                 named[name] = _Pointer(buffer.data_ptr() + place.offset, place.dtype) if light else place.view(buffer)
         return self._launch_named(named)
 
@@ -157,6 +157,8 @@ class _Pointer:
 
 _PADDING = [[0] * (driver.TENSORS - n) for n in range(driver.TENSORS + 1)]
 _runtime: Any = getattr(getattr(triton, "knobs", None), "runtime", None)
+_TAKES_ADDRESSES = _runtime is not None and not _runtime.interpret
+"""Whether Triton takes objects that are no tensors; its interpreter does not."""
 
 
 def _hooked() -> bool:
