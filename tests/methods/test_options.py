@@ -6,6 +6,8 @@ from torch import nn
 
 import medbn
 
+from .table import every_method
+
 
 @pytest.mark.parametrize(
     ("method", "preset", "expected"),
@@ -45,6 +47,21 @@ import medbn
 def test_published_defaults(method, preset, expected):
     options = medbn.methods.options(method, preset)
     assert {name: options[name] for name in expected} == expected
+
+
+@every_method
+def test_every_option_is_explained(method):
+    options = medbn.methods.options(method)
+    assert set(options.about) == set(options)
+    assert all(len(text) > 15 and text.endswith(".") for text in options.about.values()), options.about
+    printed = str(options)
+    assert all(f"{name} = {value!r}" in printed for name, value in options.items() if len(repr(value)) < 40)
+
+
+def test_an_explanation_says_where_a_value_comes_from():
+    printed = str(medbn.methods.options("roid", "imagenet"))
+    assert "ensembling = 0.99: α; 0.99 in ROID's paper." in printed
+    assert "lr = 0.00025: 1e-3 in the MedBN paper." in printed
 
 
 def test_presets_and_given_options(model):

@@ -3,9 +3,42 @@
 from __future__ import annotations
 
 import inspect
+import re
+import textwrap
 from collections.abc import Mapping
+from typing import Any
 
 from .._check_types import wrong_type
+
+
+class Options(dict[str, Any]):
+    """The options of a method and their values; printed, each with what it means and where its value comes from."""
+
+    def __init__(self, values: Mapping[str, Any], about: Mapping[str, str]) -> None:
+        super().__init__(values)
+        self.about = dict(about)
+        """What each option means, by name."""
+
+    def __str__(self) -> str:
+        """Return one paragraph for each option."""
+        return "\n".join(
+            textwrap.fill(f"{name} = {value!r}: {self.about.get(name, '')}".rstrip(": "), 100, subsequent_indent="    ")
+            for name, value in self.items()
+        )
+
+
+def explain(method: type) -> dict[str, str]:
+    """Return what each option means, from the sections "Args" of a class and of those that it derives from."""
+    about: dict[str, str] = {}
+    for base in method.__mro__:
+        section = re.split(r"^ *Args: *$", inspect.cleandoc(vars(base).get("__doc__") or ""), maxsplit=1, flags=re.M)
+        entries = re.split(r"\n\S|\n\n", section[1], maxsplit=1)[0] if len(section) == 2 else ""
+        for entry in re.split(r"^ {4}(?=\S)", entries, flags=re.M):
+            names, colon, text = entry.partition(": ")
+            if colon and not text.startswith("as for "):
+                for name in names.split(", "):
+                    about.setdefault(name, " ".join(text.split()))
+    return {name: about[name] for name in parameters_of(method) if name in about}
 
 
 def parameters_of(method: type) -> dict[str, inspect.Parameter]:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from .._errors import unknown_name
 from .._registry import Registry
-from ._options import parameters_of
+from ._options import Options, explain, parameters_of
 from .base import Adapter
 
 PRESETS = ("cifar10", "cifar100", "imagenet")
@@ -57,14 +57,16 @@ def get(method: str) -> type[Adapter]:
     return _registry.get(method.lower() if isinstance(method, str) else method)
 
 
-def options(method: str, preset: str = "cifar10") -> dict[str, Any]:
-    """Return a method's options and their values under a preset.
+def options(method: str, preset: str = "cifar10") -> Options:
+    """Return a method's options and their values under a preset; printed, they come with their meanings.
 
     >>> list(options("sema"))[:6], options("sema")["momentum"]
     (['momentum', 'counted', 'logits', 'predict', 'seed', 'graph'], 0.2)
+    >>> options("sema").about["momentum"]
+    'the weight of the new batch; 0.2 in the MedBN paper, which writes α = 0.8 for the rest.'
     """
     if preset not in PRESETS:
         raise unknown_name("preset", preset, PRESETS)
     kind = get(method)
     defaults = {name: parameter.default for name, parameter in parameters_of(kind).items()}
-    return {**defaults, **kind.presets.get(preset, {})}
+    return Options({**defaults, **kind.presets.get(preset, {})}, explain(kind))
