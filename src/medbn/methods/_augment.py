@@ -1,8 +1,8 @@
 """Random changes of images in plain torch: what CoTTA, RoTTA and ROID learn to be consistent under, and DeYO's shuffle.
 
 All randomness comes from the generator that is given, on the CPU; so the same generator changes the images alike on
-every device. One set of random numbers holds for all images of a batch, as in the methods' published code, also for
-noise; so what becomes of an image does not depend on the others.
+every device. One set of random numbers holds for all images of a batch, as in the methods' published code; so what
+becomes of an image does not depend on the others. That code draws noise for each image, and we draw it once.
 """
 
 from __future__ import annotations

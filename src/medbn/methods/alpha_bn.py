@@ -25,6 +25,8 @@ class AlphaBN(Adapter):
     - a fixed one, ``prior`` (You et al.);
     - N / (N + n) for a batch of n images (Schneider et al.): the training statistics count as N images.
 
+    As in every layer here the batch's variance is the biased one; that of collections is unbiased.
+
     Args:
         model: the model to adapt.
         prior: the weight of the training statistics, α of You et al. The default 0.9 is what collections of methods use

@@ -48,6 +48,9 @@ class CoTTA(Teacher):
         options: those of Learner. ``frozen`` names modules. CoTTA's code learns on ImageNet with Nesterov's momentum
             and a rate of 0.01.
 
+    Where nothing is augmented, teacher and student begin alike, and the gradient is rounding alone. Adam scales it up,
+    here as in CoTTA's code, so parameters then change at random.
+
     A state has the parameters three times, and the optimiser's moments of all of them.
     """
 

@@ -45,8 +45,10 @@ class NOTE(Learner):
         lr: 1e-4, as in NOTE's code.
         options: those of Learner.
 
-    A batch is predicted, and its images put into the memory, before any of it is learned from; NOTE's code does that
-    image by image. An attacker cannot change a prediction with images of the same batch; the surrogate is this pass.
+    NOTE's code takes unbiased variances of the memory, and the mean of the entropy's terms over the classes too, which
+    Adam does not see. A batch is predicted, and its images put into the memory, before any of it is learned from; that
+    code does it image by image. An attacker cannot change a prediction with images of the same batch; the surrogate is
+    this pass.
     """
 
     label: ClassVar[str] = "NOTE (BatchNorm source)"
