@@ -141,6 +141,31 @@ def test_a_piece_of_the_tables_of_the_paper_runs_on_digits(benchmark, monkeypatc
     assert names == ["past-no-attack (smoke)", "past-cumulative (smoke)"]
 
 
+def test_every_method_is_measured_without_attack_first(monkeypatch):
+    monkeypatch.syspath_prepend(str(FOLDER))
+    every = runpy.run_path(str(FOLDER / "_every_method.py"))
+    for recipes in (every["on_cifar10"](), every["on_digits"]()):
+        cells = [cell for recipe in recipes for cell in recipe.cells()]
+        assert len(cells) == len(set(map(repr, cells)))
+        assert not recipes[0].attacks
+        for method in every["NEWER"]:
+            assert {cell.method for cell in cells if cell.attack} >= {method}
+            objectives = {cell.attack.objective for cell in cells if cell.attack and cell.method == method}
+            assert objectives == {"targeted", "indiscriminate"}
+    attacked = [one for recipe in every["on_cifar10"]() for one in recipe.cells() if one.attack]
+    targets = [
+        one for one in attacked if (one.method, one.estimator, one.attack.objective) == ("cotta", "mean", "targeted")
+    ]
+    assert len(targets) == 30
+
+
+@pytest.mark.slow
+def test_every_method_runs_on_digits_until_its_time_is_over(monkeypatch, capsys, tmp_path):
+    options = "digits every-method --smoke --batches 1 --minutes 0.0001 --store x.db"
+    assert run(monkeypatch, "paper_tables.py", *options.split()) == 0
+    assert "to be continued" in capsys.readouterr().out
+
+
 @pytest.mark.slow
 def test_the_pages_say_what_the_committed_stores_say(monkeypatch, capsys, tmp_path):
     assert run(monkeypatch, "tables.py", "--check") == 0, capsys.readouterr().err

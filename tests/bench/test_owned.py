@@ -123,15 +123,16 @@ def test_new_fields_leave_keys_as_they_were():
         replace(cell, setting=replace(cell.setting, malicious=0, owned=0.3)),
         replace(cell, setting=replace(cell.setting, malicious=0, owned=0.5)),
         replace(cell, setting=replace(cell.setting, per_corruption=9)),
+        replace(cell, setting=replace(cell.setting, by_label=True)),
         replace(cell, attack=Attack(consistency=1.0)),
         replace(cell, attack=Attack("entropy", knowledge="transfer", model="resnet26")),
         replace(cell, corruption="continual"),
     ):
         keys.add(changed.key("d", "w"))
         assert Cell.from_dict(changed.to_dict()) == changed
-    assert len(keys) == 7
+    assert len(keys) == 8
     old = cell.to_dict()
-    for name in ("owned", "per_corruption"):
+    for name in ("owned", "per_corruption", "by_label"):
         del old["setting"][name]
     for name in ("consistency", "model"):
         del old["attack"][name]

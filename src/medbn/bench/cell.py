@@ -120,7 +120,8 @@ class Setting:
         size: for segmentation, the height and width that images are read at; None for their own.
         owned: the share of batches that are the attacker's, with images of her own, in scenarios that have such:
             "interleaved" and "replay". Then no other batch has a malicious image, and ``malicious`` is 0.
-        per_corruption: of how many images of each corruption a continual stream consists; None for all of them.
+        per_corruption: of how many images of each corruption a stream consists; None for all of them.
+        by_label: whether the images of each corruption are sorted by their labels, and not in random order.
     """
 
     data: str
@@ -135,6 +136,7 @@ class Setting:
     size: tuple[int, int] | None = None
     owned: float = 0.0
     per_corruption: int | None = None
+    by_label: bool = False
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -271,7 +273,7 @@ class Cell:
             del values["attack"]["target_class"]  # likewise
         if self.setting.size is None:
             del values["setting"]["size"]  # likewise
-        for name, default in (("owned", 0.0), ("per_corruption", None)):
+        for name, default in (("owned", 0.0), ("per_corruption", None), ("by_label", False)):
             if values["setting"][name] == default:
                 del values["setting"][name]  # likewise
         for name, default in (("consistency", 0.0), ("model", None)):

@@ -54,6 +54,7 @@ def load_cell(cell: Cell, place: Place, batches: int | None) -> LoadedCell:
         place.root,
         setting.size,
         setting.per_corruption,
+        setting.by_label,
     )
     weights = weights_path(setting, place.root)
     model, fingerprint = load_model(setting.model, weights, len(stream.classes), stream.shape[0], place.device)
@@ -99,22 +100,31 @@ def load_stream(
     root: str | None,
     size: tuple[int, int] | None = None,
     per_corruption: int | None = None,
+    by_label: bool = False,
 ) -> Dataset | SegmentationDataset:
     """Return the images of a stream: in the order of their files for seed 0, else shuffled.
 
     Every corruption is shuffled in an order of its own, so that the first few batches of each contain other images.
+    Sorted by label, those of one label keep their order.
     """
     if corruption == CONTINUAL:
-        parts = [load_stream(name, each, severity, frost, seed, root, size) for each in data.corruptions.NAMES]
+        rest = (severity, frost, seed, root, size, per_corruption, by_label)
+        parts = [load_stream(name, each, *rest) for each in data.corruptions.NAMES]
         if not all(isinstance(part, Dataset) for part in parts):
             raise ValueError(f"{name} is for segmentation; a continual stream is of images with one class each.")
-        first = [part.subset(range(min(per_corruption or len(part), len(part)))) for part in parts]
-        return data.chain(f"{name}/{CONTINUAL}/{severity}", first)  # type: ignore[arg-type]
+        return data.chain(f"{name}/{CONTINUAL}/{severity}", parts)  # type: ignore[arg-type]
     load = _loader(name)
     chosen = None if corruption == UNCORRUPTED else corruption
     options = {} if size is None else {"size": size}
     images = load(name, corruption=chosen, severity=severity, frost=frost, root=root, **options)
-    return images.shuffle(zlib.crc32(f"{seed} {corruption}".encode())) if seed else images
+    images = images.shuffle(zlib.crc32(f"{seed} {corruption}".encode())) if seed else images
+    if per_corruption is not None:
+        images = images.subset(range(min(per_corruption, len(images))))
+    if not by_label:
+        return images
+    if not isinstance(images, Dataset):
+        raise ValueError(f"{name} is for segmentation; a stream is sorted by label where images have one class each.")
+    return images.subset(images.labels.argsort(stable=True))
 
 
 @lru_cache(maxsize=16)

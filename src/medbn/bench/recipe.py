@@ -153,8 +153,8 @@ class Recipe:
         each_attack: Sequence[Attack | None] = self.attacks or (None,)
         axes = product(self.seeds, self.corruptions, self.settings, each_attack, self.estimators, self.methods)
         for seed, corruption, setting, attack, estimator, method in axes:
-            if estimator != self.estimators[0] and not methods.get(method).adapts:
-                continue  # the source model estimates nothing, so one estimator is enough
+            if estimator != self.estimators[0] and not methods.get(method).uses_estimator():
+                continue  # the source model and LAME estimate nothing, so one estimator is enough
             if attack is not None and setting.malicious == 0 and not setting.owned:
                 continue
             if estimator == "mean" and attack is not None and self._has_exact(attack):
@@ -251,10 +251,11 @@ class Recipe:
         for setting in self.settings:
             base = SCENES if setting.dense else replace(DIGITS, model=SMALL_MODELS.get(setting.model, DIGITS.model))
             small = replace(base, batch_size=setting.batch_size, malicious=setting.malicious, owned=setting.owned)
+            small = replace(small, by_label=setting.by_label)
             if self.axis not in SWEEPS and not setting.dense:
                 small = replace(small, batch_size=40, malicious=8 if setting.malicious else 0)
             if setting.per_corruption:
-                small = replace(small, per_corruption=40)
+                small = replace(small, per_corruption=80 if setting.by_label else 40)
             if small not in settings:
                 settings.append(small)
         dense = any(setting.dense for setting in self.settings)

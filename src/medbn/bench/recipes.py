@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from ..data.corruptions import NAMES
 from .cell import CONTINUAL, UNCORRUPTED, Attack, Setting
 from .recipe import DEFENCES, DIGITS, INSTANT, SCENES, Recipe
 from .recipe_registry import available, get, register, unregister
@@ -257,10 +258,42 @@ def without_batchnorm() -> Recipe:
     """Ours: a vision transformer, whose images are normalised one by one, attacked through what methods learn."""
     return Recipe(
         settings=(replace(CIFAR10, model="vit-small"),),
-        methods=("source", "tent", "eta", "sar"),
+        methods=("source", "tent", "eta", "sar", "deyo", "roid"),
         estimators=("mean",),
         attacks=tuple(Attack(objective, unroll=1) for objective in ("targeted", "indiscriminate")),
     )
+
+
+NEWER = ("cotta", "rotta", "deyo", "roid", "note", "lame", "alpha_bn")
+"""Methods that people use and the paper does not have."""
+STREAM = replace(CIFAR10, malicious=0, per_corruption=2000)
+
+
+@register("every-method")
+def every_method() -> Recipe:
+    """Ours: methods that the paper does not have, under both attacks, with the same three gradients."""
+    kinds = tuple(Attack(o, gradient=g) for o in ("targeted", "indiscriminate") for g in GRADIENTS)
+    return Recipe(settings=(CIFAR10,), methods=NEWER, attacks=kinds, axis="gradient")
+
+
+@register("every-method-no-attack")
+def every_method_no_attack() -> Recipe:
+    """Ours: the error of the same methods without attack, from the source model on each corruption."""
+    return Recipe(settings=(replace(CIFAR10, malicious=0),), methods=NEWER)
+
+
+@register("every-method-continual")
+def every_method_continual() -> Recipe:
+    """Ours: the same on one stream of all corruptions, with nothing reset between them."""
+    return Recipe(
+        settings=(STREAM,), methods=("source", "tebn", "tent", "eata", "sar", *NEWER), corruptions=(CONTINUAL,)
+    )
+
+
+@register("every-method-sorted")
+def every_method_sorted() -> Recipe:
+    """Ours: the same on streams that are sorted by label, from the source model on each corruption."""
+    return replace(every_method_continual(), settings=(replace(STREAM, by_label=True),), corruptions=NAMES)
 
 
 OWNED = replace(CIFAR10, model="wide-resnet-28-10", malicious=0, owned=0.5, per_corruption=2000)

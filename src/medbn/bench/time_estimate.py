@@ -168,8 +168,9 @@ def count_batches(cell: Cell, limit: int | None) -> int:
     """Return how many batches a cell has, at most ``limit``; without the attacker's own."""
     setting = cell.setting
     images = _dataset_size(setting.data)[0]
+    images = min(setting.per_corruption or images, images)
     if cell.corruption == CONTINUAL:
-        images = len(cell.corruptions) * min(setting.per_corruption or images, images)
+        images *= len(cell.corruptions)
     whole = images // setting.batch_size
     whole = count_benign(whole, cell.owned) if cell.owned else whole
     return min(limit or whole, whole)

@@ -63,6 +63,11 @@ class Method(Stateful):
     _options_key: Hashable
     logits: LogitsOption
 
+    @classmethod
+    def uses_estimator(cls) -> bool:
+        """Return whether statistics of a batch are estimated: not where all layers keep the training statistics."""
+        return cls.adapts and cls.policy != policies.source()
+
     def __init_subclass__(cls, **keywords: Any) -> None:
         """Set the attributes that a class does not inherit."""
         super().__init_subclass__(**keywords)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from ...bench import Interval, Result, Results
-from .labels import attack_label, corruption_label, estimator_label, method_label, objective_label, uses_estimator
+from .labels import attack_label, corruption_label, method_label, normalisation_label, objective_label
 
 
 def describe_cells(recipes: Sequence[Results]) -> dict[str, tuple[str, ...]]:
@@ -24,7 +24,7 @@ def describe_cells(recipes: Sequence[Results]) -> dict[str, tuple[str, ...]]:
                 corruption_label(cell.corruption),
                 str(cell.seed),
                 method_label(cell.method),
-                estimator_label(cell.estimator) if uses_estimator(cell.method) else "un-adapted",
+                normalisation_label(cell.method, cell.estimator),
                 attack,
                 str(len(result.batches)),
                 *_numbers(results, result),

@@ -11,7 +11,7 @@ from ..document import Measure, Part, Table, Value
 from ..values import finite_number, format_value, interval_ends
 from .best import Sample, best_cells
 from .classes import describe_iou
-from .labels import BASELINE, attack_label, capitalise, estimator_label, method_label, uses_estimator
+from .labels import BASELINE, attack_label, capitalise, method_label, normalisation_label
 from .measures import counts, coverage_notes, difference, measure_harm, measure_without, measure_worst
 from .panels import Panel, split_into_panels
 
@@ -49,7 +49,7 @@ def headline_table(panel: Panel) -> Table:
             shown.append((results.hardest(panel.columns), "wrong"))
             values.append(measure_worst(shown[-1][0]))
         samples |= {(len(rows), 2 + c): sample for c, sample in enumerate(shown)}
-        rows.append([method_label(method), _normalisation(method, estimator), *values])
+        rows.append([method_label(method), normalisation_label(method, estimator), *values])
     columns = ["method", "normalisation", *_value_columns(panel, compares_attacks), *([_WORST] if worst else [])]
     axis = f" In columns: {panel.sweep}." if panel.sweep else ""
     intervals = any(isinstance(value, Measure) and interval_ends(value) for row in rows for value in row)
@@ -76,11 +76,6 @@ def _better(panel: Panel) -> str:
     if panel.high_is_better:
         return "higher is better"
     return f"lower is better{', but not of the mean IoU' if panel.results.dense else ''}"
-
-
-def _normalisation(method: str, estimator: str) -> str:
-    """Return the label of the estimator, which a method that never adapts does not use."""
-    return estimator_label(estimator) if uses_estimator(method) else "un-adapted"
 
 
 def _value_columns(panel: Panel, compares_attacks: bool) -> list[str]:
@@ -140,7 +135,7 @@ def _difference_table(panel: Panel) -> list[Part]:
         if estimator != BASELINE and base.cells:
             differences = [difference(results, base, which) for which in ("wrong_without", "wrong")]
             if any(differences):
-                rows.append([method_label(method), estimator_label(estimator), *differences])
+                rows.append([method_label(method), normalisation_label(method, estimator), *differences])
     columns = ["method", "normalisation", f"{panel.quality} without attack", panel.harm]
     several = len(panel.columns) > 1 and not panel.sweep
     which = f" ({attack_label(first, panel.columns)} attack)" if several else ""

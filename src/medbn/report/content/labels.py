@@ -45,9 +45,11 @@ def method_label(name: str) -> str:
     return methods.get(name).label if name in methods.available() else name
 
 
-def uses_estimator(name: str) -> bool:
-    """Return whether a method adapts, so that its layers' estimator matters; true if it is not registered here."""
-    return name not in methods.available() or methods.get(name).adapts
+def normalisation_label(method: str, estimator: str) -> str:
+    """Return the label of the estimator, or what stands in its place where a method uses none."""
+    if method not in methods.available() or methods.get(method).uses_estimator():
+        return estimator_label(estimator)
+    return "training statistics" if methods.get(method).adapts else "un-adapted"
 
 
 def objective_class(name: str) -> type[Objective]:
