@@ -1,259 +1,299 @@
 """Does `past` find changes, what does that cost, and what do attackers do to it? With ``changes="detect"``.
 
-    python experiments/changes.py [alarms] [errors] [owned] [--data cifar10-c] [--json changes-h200.json]
+    python experiments/changes.py [PART ...] --json changes.json --minutes 9 [--data cifar10-c]
 
-alarms: every corruption for 50 batches, by the first layer alone, on which the choice depends: changes found in two
-orders, and false alarms without attack, with 20 % checkerboards, white or grey images, and with 20 % of the images
-crafted to raise one, on alternating sides of the memory. Takes minutes on a CPU.
-errors: all corruptions in turn, never reset, for 50, 10, 4 and 1 batches each, in two orders.
-owned: the same stream, in which a share of the batches is the attacker's: checkerboards, white and grey images in
-calls of a batch, of one image and of many batches, and batches crafted with three gradients (--steps).
+errors     all corruptions in turn, never reset, for 50, 10, 4 and 1 batches each, without attack
+alarms     false alarms in streams of one corruption, by the first layer, on which the choice depends: without attack,
+           with 20 % checkerboards, white or grey images, and with 20 % crafted on alternating sides of the memory
+targeted   a fifth of every batch is crafted to hit a target, from the state of clean batches, with three gradients
+poison     a fifth of six batches each of three corruptions is crafted to raise the error, and stays
+owned      a share of the batches is the attacker's: checkerboards, white and grey images in calls of a batch, of one
+           image and of many batches, and batches crafted with three gradients
+choice     a fifth of every batch is crafted to hide changes, or to have the wrong memory taken up
+fallbacks  what other options cost: errors, and targets that are hit
+order      errors once more, in another order of the corruptions
 
-Without names all three run. ``--data digits`` needs no download. Errors are in per cent; intervals are 95 %, by a
-bootstrap over batches.
+The parts are in order of importance, and without names all of them run. With --minutes it stops after so long, with
+exit code 3, and the same command continues. Errors are in per cent; intervals are 95 %, by a bootstrap over batches,
+and Wilson's for shares. ``--data digits`` needs no download.
 """
 
 from __future__ import annotations
 
 import argparse
-import itertools
 import json
-import random
 import sys
-import zlib
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from itertools import islice, product
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-import medbn
+from _change_cells import Cell, Row, Served, Within, first_layer, make_adapter, own_batches, poison, stream
 from _cifar import resnet26
-from medbn import attacks, cli, data, models
-from medbn.attacks import DIA, Indiscriminate, Interleaved
+from medbn import attacks, cli, models
+from medbn.attacks import DIA, Indiscriminate, Targeted
 from medbn.bench import Place, deterministic, machine_facts
+from medbn.bench.intervals import wilson
 from medbn.data import corruptions
-from medbn.methods import predict_logits
 
 DETECT: dict[str, Any] = {"changes": "detect"}
-METHODS: list[tuple[str, str, dict[str, Any]]] = [
-    ("tebn", "mean", {}),
-    ("past", "image_median@0.5", {}),
-    ("past", "image_median@0.5", DETECT),
-    ("past", "image_median@0.5", DETECT | {"fallback": 0.3}),
-    ("past", "image_median@0.5", DETECT | {"fallback": 0.0}),
-    ("past", "image_median@0.5", DETECT | {"fallback": 1.0}),
-    ("past", "image_median@0.5", DETECT | {"memories": 1}),
-]
+OURS = "image_median@0.5"
+METHODS: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "TeBN": ("tebn", "mean", {}),
+    "past": ("past", OURS, {"changes": None}),
+    "detection": ("past", OURS, DETECT),
+    "fallback 0.3": ("past", OURS, DETECT | {"fallback": 0.3}),
+    "fallback 0": ("past", OURS, DETECT | {"fallback": 0.0}),
+    "fallback 1": ("past", OURS, DETECT | {"fallback": 1.0}),
+    "one memory": ("past", OURS, DETECT | {"memories": 1}),
+}
+GRADIENTS = ("exact", "straight_through", "smooth")
 IMAGES = ("checkerboard", "white", "grey")
-SEEDS = (0, 1)
-"""Of the orders of the corruptions; 0 is the benchmark's own."""
-Row = dict[str, Any]
+POISONED = ("gaussian_noise", "fog", "jpeg_compression")
+"""As in docs/results/cifar10-c.md."""
 
 
 def main() -> None:
     parser = cli.Parser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("parts", nargs="*", help="alarms, errors, owned; default: all", metavar="PART")
+    parser.add_argument("parts", nargs="*", help=f"{', '.join(PARTS)}; default: all", metavar="PART")
     parser.add_argument("--data", default="cifar10-c", choices=("cifar10-c", "digits"))
     parser.add_argument(
         "--batches", type=cli.positive_int, nargs="+", default=[50, 10, 4, 1], help="of each corruption"
     )
     parser.add_argument("--size", type=cli.positive_int, help="images in a batch; default: 200, and 100 for digits")
     parser.add_argument("--corruptions", nargs="+", default=list(corruptions.NAMES), metavar="C")
-    parser.add_argument("--methods", type=int, nargs="+", default=list(range(len(METHODS))), help="rows of METHODS")
-    parser.add_argument("--orders", type=cli.positive_int, default=len(SEEDS), help="how many orders, at most 2")
+    parser.add_argument("--methods", nargs="+", default=list(METHODS), metavar="M", help=", ".join(METHODS))
     parser.add_argument("--shares", type=float, nargs="+", default=[0.1, 0.3, 0.5], help="of owned batches")
     parser.add_argument("--steps", type=cli.natural_int, default=100, help="of crafted batches; 0 leaves them out")
     parser.add_argument("--root", type=Path, help="the data folder")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--json", type=Path, metavar="FILE")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="keep what is measured, and continue from it")
+    parser.add_argument("--minutes", type=cli.positive_float, help="stop after this long")
     options = parser.parse_args()
-    for name in options.parts:
-        if name not in PARTS:
-            raise ValueError(f"there is no part {name!r}; the parts are {', '.join(PARTS)}.")
+    for name, names in ((options.parts, PARTS), (options.methods, METHODS)):
+        for each in name:
+            if each not in names:
+                raise ValueError(f"there is no {each!r}; there are {', '.join(names)}.")
     options.size = options.size or {"digits": 100}.get(options.data, 200)
+    if options.minutes and not options.json:
+        raise ValueError("--minutes needs --json FILE, from which the same command continues.")
+    end = time.monotonic() + 60 * options.minutes if options.minutes else float("inf")
     device = cli.choose_device(options.device)
     digits = options.data == "digits"
     model = models.get("resnet-small", weights="shipped").to(device) if digits else resnet26(options.root, device)
     place = Place(device=options.device)
-    machine = machine_facts(place)
-    print(f"{machine['device']}, torch {machine['torch']}; {options.data}, batches of {options.size}", flush=True)
-    rows: list[Row] = []
+    record = read_record(options, machine_facts(place))
+    print(f"{record['facts']['device']}, torch {record['facts']['torch']}; {options.data}, batches of {options.size}")
     with deterministic(place):
-        for name in options.parts or PARTS:
-            for row in PARTS[name](model, options):
-                print(name, ", ".join(f"{key}: {value}" for key, value in row.items()), flush=True)
-                rows.append({"part": name, **row})
-                if options.json:
-                    options.json.write_text(json.dumps({"facts": machine, "rows": rows}, indent=1) + "\n")
+        finished = all(
+            run(cell, options, record, end) for part in options.parts or PARTS for cell in PARTS[part](model, options)
+        )
+    if not finished:
+        print(f"not finished; the same command continues: {options.json}")
+        sys.exit(3)
 
 
-# --- alarms -----------------------------------------------------------------------------------------------------------
+# --- what is measured -------------------------------------------------------------------------------------------------
 
 
-def count_alarms(model: nn.Module, options: argparse.Namespace) -> Iterator[Row]:
-    """Count alarms in streams of one corruption, with every attack, and the changes found in streams of all."""
-    stub = first_layer(model)
-    for batches, seed in itertools.product(options.batches, SEEDS[: options.orders]):
-        tta = detector(stub, options)
-        first, later = [0, 0], 0
-        for number, (images, _, position) in enumerate(stream(options, batches, seed)):
-            before = count_changes(tta)
-            tta(images)
-            if position == 0 and number:
-                first[0] += count_changes(tta) - before
-                first[1] += 1
-            elif number:
-                later += count_changes(tta) - before
-        yield {"every": batches, "order": seed, "found": first, "other alarms": [later, number + 1 - first[1] - 1]}
-    malicious = slice(options.size - options.size // 5, options.size)
-    kinds = ["none", *IMAGES, *(["crafted"] if options.steps else [])]
-    for kind in kinds:
-        alarms, count = 0, 0
-        for corruption in options.corruptions:
-            tta = detector(stub, options)
-            limit = max(options.batches) if kind != "crafted" else 14
-            for number, (images, labels) in enumerate(load(options, corruption, limit)):
-                poisoned, before = images, count_changes(tta)
-                if kind in IMAGES:
-                    poisoned = DIA(steps=0, start=kind)(tta, images, labels, malicious)
-                elif kind == "crafted" and number:
-                    objective = attacks.objectives.FalseAlarm(("above", "below", "crowded")[number % 3])
-                    attack = DIA(objective, steps=options.steps, step_size=0.1, start="clean")
-                    poisoned = attack(tta, images, labels, malicious)
-                tta(poisoned)
-                alarms += count_changes(tta) - before if number else 0
-                count += bool(number)
-        yield {"malicious": kind, "false alarms": [alarms, count]}
+def errors(model: nn.Module, options: argparse.Namespace, seed: int = 0, part: str = "errors") -> Iterator[Cell]:
+    """Return streams without attack."""
+    for every, name in product(options.batches, [m for m in ("TeBN", "past", "detection") if m in options.methods]):
+        make = partial(make_adapter, model, METHODS[name], options.size)
+        yield Cell(part, f"every {every}, {name}", lambda make=make: Served(make), every, seed)  # type: ignore[misc]
 
 
-def first_layer(model: nn.Module) -> nn.Module:
-    """Return a model that ends after the first normalisation layer."""
-    parts: list[nn.Module] = []
-    for part in model.children():
-        parts.append(part)
-        if isinstance(part, nn.modules.batchnorm._BatchNorm):
-            break
-    return nn.Sequential(*parts, nn.AdaptiveAvgPool2d(1), nn.Flatten())
-
-
-def detector(model: nn.Module, options: argparse.Namespace, **more: Any) -> medbn.methods.Adapter:
-    """Return `past` with detection."""
-    return medbn.adapt(model, "past", "image_median@0.5", batch_size=options.size, **DETECT, **more)
-
-
-def count_changes(tta: medbn.methods.Adapter) -> int:
-    """Return how many changes an adapter has found."""
-    return int(tta.memory.get("declared", 0) + tta.memory.get("returned", 0))
-
-
-# --- errors -----------------------------------------------------------------------------------------------------------
-
-
-def measure_errors(model: nn.Module, options: argparse.Namespace) -> Iterator[Row]:
-    """Measure the error of every method over streams without attack."""
-    chosen = [METHODS[i] for i in options.methods]
-    for batches in options.batches:
-        errors: list[list[tuple[int, float]]] = [[] for _ in chosen]
-        alarms = [0] * len(chosen)
-        for seed in SEEDS[: options.orders]:
-            adapters = make_adapters(model, chosen, options)
-            for images, labels, position in stream(options, batches, seed):
-                for adapter, counted in zip(adapters, errors, strict=True):
-                    counted.append((position, error_of(predict_logits(adapter, images), labels)))
-            alarms = [before + count_changes(a) for before, a in zip(alarms, adapters, strict=True)]
-        for i, (method, estimator, changes) in enumerate(chosen):
-            values = [error for _, error in errors[i]]
-            first = [error for position, error in errors[i] if position == 0]
-            paired = [error - other for error, (_, other) in zip(values, errors[0], strict=True)]
-            yield {
-                "every": batches, "method": method, "estimator": estimator, "options": changes,
-                "error": mean_and_interval(values), "first": mean_and_interval(first),
-                "more than the first row": mean_and_interval(paired), "changes found": alarms[i], "n": len(values),
-            }  # fmt: skip
-
-
-# --- owned ------------------------------------------------------------------------------------------------------------
-
-
-def attack_memory(model: nn.Module, options: argparse.Namespace) -> Iterator[Row]:
-    """Measure the error of benign batches among batches that the attacker owns."""
-    every = sorted(options.batches)[len(options.batches) // 2]
-    ways: list[tuple[str, DIA, dict[str, Any]]] = [
-        (start, DIA(Indiscriminate(), steps=0, start=start), {}) for start in IMAGES
-    ]
-    board = ways[0][1]
-    ways += [("checkerboard, one image a call", board, {"call_size": 1})]
-    ways += [("checkerboard, at the start", board, {"at": "start", "period": every})]
-    ways += [("checkerboard, huge calls", board, {"at": "start", "period": 3 * every, "call_size": 10**6})]
+def alarms(model: nn.Module, options: argparse.Namespace) -> Iterator[Cell]:
+    """Return streams of one corruption each, of the first layer."""
+    make = partial(make_adapter, first_layer(model), METHODS["detection"], options.size)
+    size, most = options.size, max(options.batches)
+    yield Cell("alarms", "none", lambda: Served(make, alone=True), most)
+    ways = {start: DIA(steps=0, start=start) for start in IMAGES}
     if options.steps:
-        for gradient in ("exact", "straight_through", "smooth"):
-            ways += [(gradient, DIA(Indiscriminate(), steps=options.steps, gradient=gradient, start="clean"), {})]
-    for share, (name, attack, where), i in itertools.product(options.shares, ways, options.methods):
-        method, estimator, changes = METHODS[i]
-        if method != "past":
-            continue
-        (adapter,) = make_adapters(model, [METHODS[i]], options)
-        scenario = Interleaved(adapter, attack, share=share, **where)
-        attacked, clean = [], []
-        for images, labels, _ in stream(options, every, SEEDS[0]):
-            outcome = scenario.step(images, labels)
-            attacked.append(error_of(outcome.attacked, labels))
-            clean.append(error_of(outcome.clean, labels))
-        added = [a - c for a, c in zip(attacked, clean, strict=True)]
-        yield {
-            "share": share, "attack": name, "every": every, "method": method, "estimator": estimator,
-            "options": changes, "error": mean_and_interval(attacked), "without": mean_and_interval(clean),
-            "added": mean_and_interval(added), "changes found": count_changes(adapter), "n": len(added),
-        }  # fmt: skip
+        for side in ("above", "below", "crowded"):
+            objective = attacks.objectives.FalseAlarm(side)
+            ways[f"crafted, {side}"] = DIA(objective, steps=options.steps, step_size=0.1, start="clean")
+    for name, attack in ways.items():
+        every = most if name in IMAGES else min(most, 14)
+        yield Cell("alarms", name, lambda attack=attack: poison(make, attack, size, alone=True), every)  # type: ignore[misc]
 
 
-PARTS = {"alarms": count_alarms, "errors": measure_errors, "owned": attack_memory}
+def targeted(model: nn.Module, options: argparse.Namespace) -> Iterator[Cell]:
+    """Return streams of which every batch is attacked within itself."""
+    yield from _targeted(model, options, ["detection"], sorted(options.batches)[len(options.batches) // 2])
 
 
-# --- streams ----------------------------------------------------------------------------------------------------------
+def _targeted(model: nn.Module, options: argparse.Namespace, names: list[str], every: int) -> Iterator[Cell]:
+    malicious = slice(options.size - options.size // 5, options.size)
+    for name, gradient in product(names, GRADIENTS if options.steps else ()):
+        make = partial(make_adapter, model, METHODS[name], options.size)
+        attack = DIA(Targeted(), steps=options.steps, gradient=gradient)
+        made = partial(Within, make, attack, malicious)
+        yield Cell("targeted", f"every {every}, {gradient}, {name}", made, every)
 
 
-def make_adapters(
-    model: nn.Module, chosen: list[tuple[str, str, dict[str, Any]]], options: argparse.Namespace
-) -> list[medbn.methods.Adapter]:
-    """Return an adapter for each row."""
-    size = {"batch_size": options.size}
-    return [medbn.adapt(model, m, name, **changes, **(size if m == "past" else {})) for m, name, changes in chosen]
+def poisoned(model: nn.Module, options: argparse.Namespace) -> Iterator[Cell]:
+    """Return batches of one corruption, a fifth of all crafted to raise the error."""
+    names = [n for n in POISONED if n in options.corruptions] or options.corruptions
+    for name, gradient in product(_remembering(options), GRADIENTS if options.steps else ()):
+        make = partial(make_adapter, model, METHODS[name], options.size)
+        attack = DIA(Indiscriminate(), steps=options.steps, gradient=gradient)
+        made = partial(poison, make, attack, options.size, alone=True)
+        yield Cell("poison", f"{gradient}, {name}", made, min(6, max(options.batches)), corruptions=names)
 
 
-def stream(options: argparse.Namespace, batches: int, seed: int) -> Iterator[tuple[Tensor, Tensor, int]]:
-    """Return batches of all corruptions in turn, with the position of each among those of its corruption."""
-    names = list(options.corruptions)
-    if seed:
-        random.Random(seed).shuffle(names)
-    for corruption in names:
-        for position, (images, labels) in enumerate(load(options, corruption, batches)):
-            yield images, labels, position
+def owned(model: nn.Module, options: argparse.Namespace) -> Iterator[Cell]:
+    """Return streams of which a share of the batches is the attacker's."""
+    every = sorted(options.batches)[len(options.batches) // 2]
+    ways: list[tuple[str, DIA, dict[str, Any]]] = []
+    if options.steps:
+        crafted = {g: DIA(Indiscriminate(), steps=options.steps, gradient=g, start="clean") for g in GRADIENTS}
+        ways += [(gradient, attack, {}) for gradient, attack in crafted.items()]
+    boards, *others = [(start, DIA(Indiscriminate(), steps=0, start=start), dict[str, Any]()) for start in IMAGES]
+    ways += [boards, *others]
+    ways += [(f"{boards[0]}, one image a call", boards[1], {"call_size": 1})]
+    ways += [(f"{boards[0]}, at the start", boards[1], {"at": "start", "period": every})]
+    ways += [(f"{boards[0]}, huge calls", boards[1], {"at": "start", "period": 3 * every, "call_size": 10**6})]
+    for (way, attack, where), share, name in product(ways, options.shares, _remembering(options)):
+        make = partial(make_adapter, model, METHODS[name], options.size)
+        made = partial(own_batches, make, attack, share, **where)
+        yield Cell("owned", f"{way}, share {share:g}, {name}", made, every)
 
 
-def load(options: argparse.Namespace, corruption: str, batches: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """Return batches of one corruption, shuffled by a seed of its own."""
-    frost = {"frost": "synthetic"} if options.data == "digits" and corruption == "frost" else {}
-    dataset = data.load(options.data, corruption=corruption, severity=5, root=options.root, **frost)
-    dataset = dataset.shuffle(zlib.crc32(f"1 {corruption}".encode()))
-    return dataset.batches(options.size, device=options.device, limit=batches, drop_last=True)
+def choice(model: nn.Module, options: argparse.Namespace) -> Iterator[Cell]:
+    """Return streams of which a fifth of every batch is crafted against the choice of a memory."""
+    every = sorted(options.batches)[(len(options.batches) - 1) // 2]
+    for kind in ("hidden_change", "wrong_memory") if options.steps else ():
+        make = partial(make_adapter, model, METHODS["detection"], options.size)
+        objective = attacks.objectives.get(kind)()
+        attack = DIA(objective, steps=options.steps, step_size=0.1, start="clean")
+        made = partial(poison, make, attack, options.size, alone=False)
+        yield Cell("choice", f"every {every}, {kind}", made, every)
 
 
-def error_of(logits: Tensor, labels: Tensor) -> float:
-    """Return the share of wrong predictions in per cent."""
-    return 100 * (logits.argmax(dim=1) != labels).float().mean().item()
+def fallbacks(model: nn.Module, options: argparse.Namespace) -> Iterator[Cell]:
+    """Return streams without attack and attacked within batches, for the other rows."""
+    names = [name for name in list(METHODS)[3:] if name in options.methods]
+    for every, name in product(sorted(options.batches)[:2], names):
+        make = partial(make_adapter, model, METHODS[name], options.size)
+        yield Cell("errors", f"every {every}, {name}", lambda make=make: Served(make), every)  # type: ignore[misc]
+    yield from _targeted(model, options, [n for n in names if "fallback" in n], min(options.batches))
 
 
-def mean_and_interval(values: list[float]) -> list[float]:
+def _remembering(options: argparse.Namespace) -> list[str]:
+    return [name for name in ("detection", "past") if name in options.methods]
+
+
+PARTS: dict[str, Callable[[nn.Module, argparse.Namespace], Iterator[Cell]]] = {
+    "errors": errors,
+    "alarms": alarms,
+    "targeted": targeted,
+    "poison": poisoned,
+    "owned": owned,
+    "choice": choice,
+    "fallbacks": fallbacks,
+    "order": partial(errors, seed=1, part="order"),
+}
+
+
+# --- run and summarise ------------------------------------------------------------------------------------------------
+
+
+def run(cell: Cell, options: argparse.Namespace, record: dict[str, Any], end: float) -> bool:
+    """Measure a cell unless it has been, and print its summary; return whether there was time for all of it.
+
+    The state of an unfinished cell is in a file beside that of the record.
+    """
+    key = f"{cell.part}: {cell.name}"
+    if key not in record["cells"]:
+        served, rows = cell.make(), []
+        partly = options.json and options.json.with_suffix(".state.pt")
+        if partly and partly.exists():
+            kept = torch.load(partly, weights_only=True)
+            if kept["key"] == key:
+                rows = kept["rows"]
+                served.load(kept["state"])
+        for images, labels, position in islice(stream(options, cell), len(rows), None):
+            if time.monotonic() > end:
+                torch.save({"key": key, "state": served.state(), "rows": rows}, partly)
+                return False
+            rows.append(served.step(images, labels, position))
+        record["cells"][key] = rows
+        if options.json:
+            write_record(options.json, record)
+    summary = {name: value for name, value in summarise(record, cell).items() if value is not None}
+    print(f"{key}; {', '.join(f'{name}: {value}' for name, value in summary.items())}", flush=True)
+    return True
+
+
+def summarise(record: dict[str, Any], cell: Cell) -> Row:
+    """Return means with intervals, and counts."""
+    rows = record["cells"][f"{cell.part}: {cell.name}"]
+    first = [row for row in rows if row["position"] == 0]
+    later = [row for row in rows if row["position"] > 0]
+    result: Row = {"n": len(rows)}
+    for name in ("error", "without", "added"):
+        if name in rows[0] and cell.part != "alarms":  # the first layer predicts nothing
+            result[name] = mean_and_interval([row[name] for row in rows])
+            result[f"{name}, first"] = mean_and_interval([row[name] for row in first])
+            if cell.part == "poison":
+                result[f"{name}, later"] = mean_and_interval([row[name] for row in later])
+    other = record["cells"].get(f"{cell.part}: every {cell.every}, TeBN", [])
+    if len(other) == len(rows):
+        result["more than TeBN"] = mean_and_interval(
+            [a["error"] - b["error"] for a, b in zip(rows, other, strict=True)]
+        )
+    for kind in ("", " under attack"):
+        if f"declared{kind}" in rows[0]:
+            found = [row[f"declared{kind}"] + row[f"returned{kind}"] for row in rows]
+            counts = [
+                sum(n for n, row in zip(found, rows, strict=True) if (row["position"] == 0) == at)
+                for at in (True, False)
+            ]
+            result[f"changes found{kind}"] = f"{counts[0]} of {len(first)} first, {counts[1]} of {len(later)} later"
+    if "harm" in rows[0]:
+        for declared in (1, 0):
+            some = [row for row in rows if (row["declared under attack"] > 0) == declared]
+            for name in ("harm", "harm without"):
+                hits = sum(round(row[name]) for row in some)
+                _, low, high = wilson(hits, len(some)) if some else (0.0, 0.0, 1.0)
+                where = "declared" if declared else "other"
+                result[f"{name} in {where} batches"] = f"{hits} of {len(some)} ({100 * low:.1f}–{100 * high:.1f} %)"
+    return result
+
+
+def mean_and_interval(values: list[float]) -> str | None:
     """Return the mean and a 95 % bootstrap interval."""
     if not values:
-        return []
+        return None
     sample = torch.tensor(values, dtype=torch.float64)
     draws = torch.randint(len(values), (2000, len(values)), generator=torch.Generator().manual_seed(0))
     low, high = sample[draws].mean(dim=1).quantile(torch.tensor([0.025, 0.975], dtype=torch.float64)).tolist()
-    return [round(number, 2) for number in (sample.mean().item(), low, high)]
+    return f"{sample.mean().item():.1f} ({low:.1f}–{high:.1f})"
+
+
+def read_record(options: argparse.Namespace, facts: Row) -> dict[str, Any]:
+    """Return what has been measured with these options."""
+    kept = ("data", "size", "corruptions", "batches", "steps")
+    given = {name: getattr(options, name) for name in kept}
+    if options.json and options.json.exists():
+        record: dict[str, Any] = json.loads(options.json.read_text())
+        if record["options"] != given:
+            raise ValueError(f"{options.json} was measured with other options: {record['options']}.")
+        return record
+    return {"facts": facts, "options": given, "cells": {}}
+
+
+def write_record(path: Path, record: dict[str, Any]) -> None:
+    """Keep what has been measured."""
+    new = path.with_suffix(".new")
+    new.write_text(json.dumps(record) + "\n")
+    new.replace(path)
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import lzma
 import runpy
@@ -36,6 +37,7 @@ def run(monkeypatch, script: str, *arguments: str) -> object:
     return stop.value.code
 
 
+GRADIENTS = ("exact", "straight_through", "smooth")
 TRAIN = "medbn train resnet26 --data cifar10 --out "
 
 
@@ -62,7 +64,7 @@ TRAIN = "medbn train resnet26 --data cifar10 --out "
         ("costs.py none.db", "no store none.db"),
         ("group_cost.py --shape 3x3", "BxCxHxW"),
         ("changes.py", TRAIN),
-        ("changes.py alarm", "alarms, errors, owned"),
+        ("changes.py alarm", "errors, alarms, targeted"),
         ("plain_torch_check.py", TRAIN),
         ("cuda_graph_attack.py --method tint --device cpu", "--method takes tebn, tent"),
     ],
@@ -290,18 +292,31 @@ def test_a_stream_under_attack_is_measured_once_and_drawn_from_its_record(monkey
 
 @pytest.mark.slow
 def test_changes_are_found_in_digits_and_owned_batches_are_harmless(monkeypatch, capsys, tmp_path):
-    options = "--data digits --batches 2 --steps 1 --corruptions brightness contrast --methods 0 2 --shares 0.5"
-    assert run(monkeypatch, "changes.py", *options.split(), "--orders", "1", "--json", "out.json") == 0
-    printed = capsys.readouterr().out
-    rows = json.loads((tmp_path / "out.json").read_text())["rows"]
-    assert len(printed.splitlines()) == 1 + len(rows)
-    assert {row["part"] for row in rows} == {"alarms", "errors", "owned"}
-    for row in rows:
-        if row["part"] == "alarms":
-            name = "found" if "every" in row else "false alarms"
-            assert row[name][0] == (name == "found")
-        if row["part"] == "owned" and row["attack"] in ("checkerboard", "white", "grey"):
-            assert row["added"][0] <= 1
+    parts = ["errors", "alarms", "targeted", "poison", "owned", "choice"]
+    stream = "--data digits --batches 2 --steps 1 --corruptions brightness contrast --shares 0.5"
+    options = ["changes.py", *parts, "--methods", "TeBN", "detection", *stream.split(), "--json"]
+    assert run(monkeypatch, *options, "out.json") == 0
+    printed = capsys.readouterr().out.splitlines()
+    cells = json.loads((tmp_path / "out.json").read_text())["cells"]
+    assert len(printed) == 1 + len(cells)
+    assert {name.split(":")[0] for name in cells} == set(parts)
+    for name, rows in cells.items():
+        later = [row for row in rows if row["position"]]
+        if name.startswith("alarms"):
+            assert sum(row["declared"] + row["returned"] for row in later) == 0
+        if name.startswith("owned: "):
+            assert sum(row["added"] for row in rows) <= 4 or name.split()[1].strip(",") in GRADIENTS
+    clock = itertools.count()
+    monkeypatch.setattr("time.monotonic", lambda: float(next(clock)))
+    again, codes = [*options[:2], *options[len(parts) + 1 :], "again.json", "--minutes", "0.05"], []
+    while not codes or codes[-1] == 3:
+        codes.append(run(monkeypatch, *again))
+    assert codes[-1] == 0
+    assert len(codes) > 2
+    errors = json.loads((tmp_path / "again.json").read_text())["cells"]
+    assert errors == {name: rows for name, rows in cells.items() if name.startswith("errors")}
+    assert run(monkeypatch, *again, "--steps", "2") == 2
+    assert "other options" in capsys.readouterr().err
 
 
 @pytest.mark.slow
