@@ -23,7 +23,7 @@ def remove_overrides(overrides: Mapping[RobustBatchNorm, dict[str, Any]]) -> Non
     """Remove these overrides, where they are; the others and the layer's own settings remain."""
     with overrides_lock:
         for layer, override in overrides.items():
-            vars(layer)["_overrides"] = tuple([other for other in layer._overrides if other is not override])
+            vars(layer)["_overrides"] = tuple(other for other in layer._overrides if other is not override)
             layer._apply_overrides()
 
 

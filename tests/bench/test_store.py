@@ -97,7 +97,8 @@ def test_slow_batches_have_longer_leases(path):
 
 
 def test_a_claim_dies_with_its_process(path):
-    host = Store(path).owner[0]
+    with Store(path) as store:
+        host = store.owner[0]
     child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     born = start_time(child.pid)
     assert born
@@ -113,7 +114,8 @@ def test_a_claim_dies_with_its_process(path):
 
 @pytest.mark.skipif(not os.path.exists("/proc/self/stat"), reason="start times come from /proc")
 def test_a_claim_ends_if_another_process_has_the_same_number(path):
-    host = Store(path).owner[0]
+    with Store(path) as store:
+        host = store.owner[0]
     with Store(path) as here, on_another_host(Store(path), host, os.getppid(), "1") as there:
         assert there.claim("k", CELL, FACTS)
         assert here.claim("k", CELL, FACTS)

@@ -6,6 +6,7 @@ format 1, without checksums, is read as it is, and gets format 2 when something 
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import sqlite3
 from pathlib import Path
@@ -123,19 +124,19 @@ def check_header(path: Path) -> None:
 
 def check_schema(connection: sqlite3.Connection) -> None:
     """Raise a ValueError unless an open store has the tables of a store, and no views or triggers, which run code."""
-    expected = sqlite3.connect(":memory:")
-    create_tables(expected)
-    for statement in ADDED_SCHEMA.values():
-        expected.execute(statement)
-    for kind, name in connection.execute("SELECT type, name FROM sqlite_master").fetchall():
-        if kind in ("view", "trigger"):
-            raise ValueError(f"it has the {kind} {name!r}, which no store has")
-    for table in (*CHECKED, *ADDED):
-        columns, own = (
-            [row[1:4] for row in db.execute(f"PRAGMA table_xinfo({table})").fetchall()] for db in (connection, expected)
-        )
-        if table in ADDED and not columns:
-            continue
-        if columns != own and columns != [row for row in own if not row[0].endswith("checksum")]:
-            raise ValueError(f"table {table!r} is missing or has other columns")
-    expected.close()
+    with contextlib.closing(sqlite3.connect(":memory:")) as expected:
+        create_tables(expected)
+        for statement in ADDED_SCHEMA.values():
+            expected.execute(statement)
+        for kind, name in connection.execute("SELECT type, name FROM sqlite_master").fetchall():
+            if kind in ("view", "trigger"):
+                raise ValueError(f"it has the {kind} {name!r}, which no store has")
+        for table in (*CHECKED, *ADDED):
+            columns, own = (
+                [row[1:4] for row in db.execute(f"PRAGMA table_xinfo({table})").fetchall()]
+                for db in (connection, expected)
+            )
+            if table in ADDED and not columns:
+                continue
+            if columns != own and columns != [row for row in own if not row[0].endswith("checksum")]:
+                raise ValueError(f"table {table!r} is missing or has other columns")
