@@ -83,6 +83,21 @@ def observe(
 
 
 @contextmanager
+def observe_outputs(model: nn.Module, call: Callable[[LayerPass, Tensor], None]) -> Iterator[None]:
+    """Call a function in each forward pass of every robust layer, with the pass and the output before any activation.
+
+    Statistics are without gradients, so that layers may use their kernels.
+    """
+    observer = Observer(lambda seen: None, detached=True, output=call)
+    observers = dict.fromkeys(robust_layers(model).values(), observer)
+    try:
+        add_observers(observers)
+        yield
+    finally:
+        remove_observers(observers)
+
+
+@contextmanager
 def backward_through(model: nn.Module, estimator: str | Estimator | Callable[[Estimator], Estimator]) -> Iterator[None]:
     """Keep every forward value, to the bit, and take the gradient of the statistics from another estimator.
 

@@ -48,11 +48,19 @@ class Observer:
         call: the function.
         detached: whether statistics without gradients are enough, so that the layer may use its kernel.
         always_estimate: whether to call the estimator even where the policy gives the batch no weight.
+        output: a function that the layer calls with its output too, before its tail.
     """
 
     call: Callable[[LayerPass], None]
     detached: bool = False
     always_estimate: bool = False
+    output: Callable[[LayerPass, Tensor], None] | None = None
+
+    def see(self, seen: LayerPass, output: Tensor) -> None:
+        """Call the functions."""
+        self.call(seen)
+        if self.output is not None:
+            self.output(seen, output)
 
 
 Choose = Callable[["RobustBatchNorm", Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
@@ -208,7 +216,7 @@ class RobustBatchNorm(RunningStatistics):
         if running is not None and (unweighted or (few and not self._has_own_statistics)):
             y = normalise_with(input, running, self.weight, self.bias, self._estimator, self.eps, self._nonfinite)
             for observer in observers:
-                observer.call(LayerPass(self, input, None, None, *running))
+                observer.see(LayerPass(self, input, None, None, *running), y)
             return y
         result = normalise_batch(
             input,
@@ -230,7 +238,7 @@ class RobustBatchNorm(RunningStatistics):
             batch = (result.batch_centre, result.batch_variance)
             used = result.used or kernels.mix(batch, running, batch_weight, result.counted)
             for observer in observers:
-                observer.call(LayerPass(self, input, *batch, *used))
+                observer.see(LayerPass(self, input, *batch, *used), result.y)
         return result.y
 
     def _check_few_values(self, input: Tensor, batch_weight: float) -> None:
@@ -261,7 +269,7 @@ class RobustBatchNorm(RunningStatistics):
         )
         assert result.used is not None
         for observer in self._observers:
-            observer.call(LayerPass(self, input, result.batch_centre, result.batch_variance, *result.used))
+            observer.see(LayerPass(self, input, result.batch_centre, result.batch_variance, *result.used), result.y)
         return result.y
 
 

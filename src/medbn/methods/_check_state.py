@@ -55,6 +55,8 @@ def check_state(adapter: Stateful, state: Any, largest: float = math.inf) -> Non
         raise ValueError(f"expected the memory {sorted(adapter.memory)}, got {sorted(map(str, memory))}.")
     if adapter.collect and check_images("the collected images", memory["collected"]) >= max(adapter.min_images, 1):
         raise ValueError(f"there must be fewer than {adapter.min_images} collected images.")
+    for name in set(adapter.counts) & memory.keys():
+        check_count(f"the entry {name!r}", memory[name])
     adapter.check_memory(memory, values)
     values.finish()
     try:

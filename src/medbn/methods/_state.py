@@ -36,6 +36,8 @@ class Stateful(nn.Module):
     image_entries: ClassVar[tuple[str, ...]] = ("collected",)
     """The entries of ``memory`` that hold images of users, or say something about each of them. Files written with
     ``save(path, memory=False)`` have the source state's in their place."""
+    counts: ClassVar[tuple[str, ...]] = ()
+    """The entries of ``memory`` that are whole numbers from 0 on, which files are checked for."""
     given_options: dict[str, Any]
     """The options with which the adapter was made."""
 

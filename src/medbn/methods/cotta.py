@@ -119,7 +119,7 @@ class CoTTA(Teacher):
         values = -(log_q.exp() * log_p).sum(dim=1)
         if self.symmetric:
             values = (values - (log_p.exp() * log_q).sum(dim=1)) / 2
-        return mean_over(values, student.usable & labels.usable)
+        return self.mean_of(values, student.usable & labels.usable)
 
     def _pseudo_labels(self, inputs: Inputs, predictions: Predictions, memory: dict[str, Any], run: Run) -> Predictions:
         """Return the teacher's predictions, averaged over augmentations where the source model is not confident."""
@@ -159,6 +159,8 @@ class CoTTA(Teacher):
 
     def unroll(self, run: Run, state: dict[str, Any], inputs: Inputs) -> dict[str, Tensor]:
         """Return the teacher after a step of the student; the pseudo-labels are constants."""
+        if self.influence is not None:
+            raise ValueError("CoTTA cannot be unrolled where influence is bounded; use unroll=0.")
         memory = state["memory"]
         with torch.no_grad():
             teacher = self.predictions_of(inputs, run(inputs, state["learned"]))

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from ._augment import change_images, draw_seed, shuffle_patches
-from ._call import Inputs, Predictions, mean_over
+from ._call import Inputs, Predictions
 from ._check_state import Values, check_count
 from ._entropy import EntropyLearner
 from ._method import Run
@@ -77,21 +77,23 @@ class DeYO(EntropyLearner):
         certain = self.filters(predictions, memory)["entropy"]
         if predictions.dense:
             raise ValueError("DeYO shuffles patches, and the labels of a dense output would move with them.")
-        if not bool(certain.any()):
+        if self.nothing_to_learn(certain):
             return None
         difference = self._difference(inputs.keep_only(certain), predictions, memory, run)
         selected = certain & (difference > self.plpd)
-        if not bool(selected.any()):
+        if self.nothing_to_learn(selected):
             return None
         entropy = self.entropy_of(predictions)
         margin = self.weight_margin * math.log(predictions.classes)
         weight = torch.exp(margin - entropy.detach()) + torch.exp(difference)
-        return mean_over(weight * entropy, selected)
+        return self.mean_of(weight * entropy, selected)
 
     def _difference(self, inputs: Inputs, predictions: Predictions, memory: dict[str, Any], run: Run) -> Tensor:
         """Return each sample's PLPD; −∞ where the shuffled image has no finite prediction."""
         order = torch.zeros(inputs.total, self.patches**2, dtype=torch.int64)
         usable = predictions.images.cpu()  # what is drawn does not depend on padding
+        if self.influence is not None:
+            usable = torch.ones_like(usable)  # nor on an image that is not finite, which a single sender can send
         generator = torch.Generator().manual_seed(memory["seed"])
         order[usable] = torch.rand(int(usable.sum()), self.patches**2, generator=generator).argsort(dim=1)
         own = inputs.own(order)

@@ -51,18 +51,24 @@ class ETA(EntropyLearner):
     def loss(self, predictions: Predictions, memory: dict[str, Any], learned: dict[str, Tensor]) -> Tensor | None:
         """Return the weighted entropy; None if no sample is selected."""
         entropy, selected = self.entropy_of(predictions), self._select(predictions, memory)
-        if not bool(selected.any()):
+        if self.nothing_to_learn(selected):
             return None
         margin = self.margin * math.log(predictions.classes)
-        return mean_over(entropy * torch.exp(margin - entropy.detach()), selected)
+        return self.mean_of(entropy * torch.exp(margin - entropy.detach()), selected)
 
     def step(self, inputs: Inputs, predictions: Predictions) -> bool:
         """Take one step, and update the average of the predictions that were learned from."""
         if not super().step(inputs, predictions):
             return False
         past = self.memory["prediction"]
-        new = predictions.probabilities()[self._select(predictions, self.memory)].mean(dim=0)
-        self.memory["prediction"] = new if past is None else self.average * past + (1 - self.average) * new
+        selected = self._select(predictions, self.memory)
+        weight = 1 - self.average
+        if self.influence is not None:
+            if not bool(selected.any()):
+                return True
+            weight = weight * float(selected.sum()) / len(selected)  # so that a single image cannot replace it
+        new = predictions.probabilities()[selected].mean(dim=0)
+        self.memory["prediction"] = new if past is None else (1 - weight) * past + weight * new
         return True
 
     def filters(self, predictions: Predictions, memory: dict[str, Any]) -> dict[str, Tensor]:
@@ -157,7 +163,7 @@ class EATA(ETA):
                 raise ValueError("a batch of source= has no image with a finite output.")
             labels = predictions.logits.detach().argmax(dim=1)
             loss = mean_over(F.cross_entropy(predictions.logits, labels, reduction="none"), predictions.usable)
-            squares = [s + g.square() for s, g in zip(squares, self.gradients_of(loss), strict=True)]
+            squares = [s + g.square() for s, g in zip(squares, self.plain_gradients_of(loss), strict=True)]
             batches, used = batches + 1, used + count
             if used >= samples:
                 break
@@ -170,9 +176,13 @@ class EATA(ETA):
         loss = super().loss(predictions, memory, learned)
         if loss is None:
             return None
+        return loss + self.unbounded(memory, learned)
+
+    def unbounded(self, memory: dict[str, Any], learned: dict[str, Tensor]) -> Tensor:
+        """Return the penalty."""
         source, fisher = self.source_state["learned"], memory["fisher"]
         penalty = [(fisher[name] * (p - source[name]).square()).sum() for name, p in learned.items()]
-        return loss + self.fisher_weight * torch.stack(penalty).sum()
+        return self.fisher_weight * torch.stack(penalty).sum()
 
     def check_memory(self, memory: dict[str, Any], values: Values) -> None:
         """Require a Fisher information of every learned parameter as well."""

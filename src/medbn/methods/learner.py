@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -12,12 +13,14 @@ from torch import Tensor, nn
 
 from .._errors import unknown_name
 from ._affine import affine_layers, layers_with_parameters
+from ._bounded_influence import BoundedInfluence
 from ._call import Inputs, LogitsOption, Predictions, extract_logits
 from ._method import Run
 from ._part import average_gradients
+from ._past_average import MIN_IMAGES, MOMENTUM
 from ._stages import last_stage
 from ._unroll import optimizer_step
-from .base import NOTHING_FINITE, Adapter
+from .base import NOTHING_FINITE
 
 OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
     "adam": torch.optim.Adam,
@@ -27,8 +30,34 @@ OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
 }
 
 
-class Learner(Adapter):
+class Learner(BoundedInfluence):
     """An adapter that learns the affine parameters of robust BatchNorm, LayerNorm, GroupNorm, InstanceNorm and RMSNorm.
+
+    **Bounded influence.** With ``influence``, no image moves the parameters far. Let an image's pull be the gradient of
+    its own loss, and B the images of the call. A pull is scaled down to a norm of ``clip`` where it is longer, and the
+    gradient is their sum divided by B, whatever the method selects (``"clip"``, as in DP-TTA); or, coordinate by
+    coordinate, the median of the pulls of the selected images times their number, divided by B (``"median"``: robust
+    aggregation, as the MedBN paper has for distributed learning). So that a pull depends on no other image, the
+    statistics are those of ``past``, in place of the batch's; methods that have an average of their own keep it. Calls
+    of fewer than 16 finite images are predicted, collected, and learned from together.
+
+    Say that one image of a call of more than 16 is replaced by anything, and that d numbers are learned. Norms are
+    Euclidean.
+
+    - *Gradient*, ``"clip"``: it moves by at most 2 · clip / B. Its norm is at most ``clip``, whoever sent the batch.
+    - *Gradient*, ``"median"``: each coordinate's median stays between the neighbours, in order, of the median of the
+      others, and the number of selected images changes by at most one. Each coordinate is at most ``clip``.
+    - *SGD*: with ``"clip"`` the parameters move by at most lr · 2 · clip / B. With momentum, 10 times that over all
+      later steps.
+    - *Adam* divides a gradient by its own size, so that clipping alone bounds nothing. Its ``eps`` becomes clip / √d,
+      about the size of a coordinate of a gradient that is as long as allowed. The parameters then move by at most
+      2.5 · lr · √d / B, in any state of the moments: one image has 2.5 / B of the longest step.
+    - *An optimiser of your own*: nothing is known.
+
+    This is about the step on the same call, with ``steps=1``. It holds for TENT, ETA, EATA and DeYO. SAM's ascent (SAR,
+    SoTTA) moves by at most 20 · ρ / B; the pulls of the other images are then taken at another place. ROID's weights
+    and CoTTA's choice of augmentations depend on the whole batch, and memories on who came before: there the norm of
+    the gradient is bounded by ``clip``, and one image's own pull by clip / B. CoTTA learns affine parameters only.
 
     Args:
         model, logits, predict, seed, lock, min_images, collect, bounds, outside: as for Adapter.
@@ -38,6 +67,12 @@ class Learner(Adapter):
         weight_decay: none in the MedBN paper.
         steps: updates per batch; one in the MedBN paper.
         frozen: patterns of names of the normalisation layers not to learn. None for the method's own rule.
+        influence: ``"clip"`` or ``"median"`` to bound what one image can do, as above; None for the method as it was
+            published.
+        clip: the longest pull.
+        past_momentum: the weight of a batch of 200 in the statistics that replace the batch's; that of ``past``. None
+            keeps the batch's own: nothing is lost where images change, but a pull then depends on the other images
+            through the statistics, so that of the bounds above only those of the norm and of an image's own pull hold.
     """
 
     needs_batch_norm: ClassVar[bool] = False
@@ -55,6 +90,9 @@ class Learner(Adapter):
         weight_decay: float | Tensor = 0.0,
         steps: int = 1,
         frozen: str | Iterable[str] | None = None,
+        influence: str | None = None,
+        clip: float = 1.0,
+        past_momentum: float | None = MOMENTUM,
         logits: LogitsOption = None,
         predict: str = "before",
         seed: int = 0,
@@ -64,14 +102,15 @@ class Learner(Adapter):
         bounds: tuple[float, float] | None = None,
         outside: str = "refuse",
     ) -> None:
+        bounded = influence is not None
         super().__init__(
             model,
             logits=logits,
             predict=predict,
             seed=seed,
             lock=lock,
-            min_images=min_images,
-            collect=collect,
+            min_images=max(min_images, MIN_IMAGES) if bounded else min_images,
+            collect=collect or bounded,
             bounds=bounds,
             outside=outside,
         )
@@ -84,6 +123,8 @@ class Learner(Adapter):
                 raise ValueError(f"{name} is a number of at least 0, got {value!r}.")
         self.steps = steps
         self.frozen = frozen
+        self.bound_influence(influence, clip, past_momentum)
+        self._sets_eps = bounded and optimizer == "adam"
         make = optimizer if callable(optimizer) else OPTIMIZERS[optimizer]
         decay = {"weight_decay": weight_decay} if weight_decay or not callable(optimizer) else {}
         self._make_optimizer: Callable[..., torch.optim.Optimizer] = partial(make, lr=lr, **decay)
@@ -91,10 +132,11 @@ class Learner(Adapter):
     def prepare(self) -> None:
         """Choose the parameters to learn, and make the optimiser."""
         chooses = self.freezes_last_stage or self.frozen is not None
-        layers = layers_with_parameters(self.model) if self.learns_everything else affine_layers(self.model)
+        everything = self.learns_everything and self.influence is None
+        layers = layers_with_parameters(self.model) if everything else affine_layers(self.model)
         frozen = last_stage(self.model, layers, self.frozen) if chooses and layers else set()
         for name, layer in layers.items():
-            for kind in list(layer._parameters) if self.learns_everything else ("weight", "bias"):
+            for kind in list(layer._parameters) if everything else ("weight", "bias"):
                 parameter = getattr(layer, kind, None)
                 if parameter is None or name in frozen or any(parameter is p for p in self.learned.values()):
                     continue
@@ -111,7 +153,12 @@ class Learner(Adapter):
                 f"{type(self.model).__name__} has no affine parameters of BatchNorm, LayerNorm, GroupNorm, InstanceNorm"
                 f" or RMSNorm layers for {type(self).__name__} to learn."
             )
-        self.optimizer = self._make_optimizer(list(self.learned.values()))
+        options: dict[str, Any] = {}
+        if self.influence is not None:
+            self.watch_images()
+        if self._sets_eps:
+            options["eps"] = self.clip / math.sqrt(sum(p.numel() for p in self.learned.values()))
+        self.optimizer = self._make_optimizer(list(self.learned.values()), **options)
 
     # --- what a method overrides --------------------------------------------------------------------------------------
 
@@ -156,13 +203,14 @@ class Learner(Adapter):
             learned = self.leaf_parameters(state)
 
             def run_leaves(images: Inputs, other: dict[str, Tensor] | None = None) -> Any:
-                return run(images, learned if other is None else other)
+                with self.learning_pass():
+                    return run(images, learned if other is None else other)
 
-            predictions = self.predictions_of(inputs, run(inputs, learned))
+            predictions = self.predictions_of(inputs, run_leaves(inputs))
             loss = self.batch_loss(inputs, predictions, state["memory"], learned, run_leaves)
             if loss is None:
                 return {}
-            gradients = torch.autograd.grad(loss, list(learned.values()), create_graph=True, allow_unused=True)
+            gradients = self.unrolled_gradients(loss, learned, state["memory"])
         return optimizer_step(self.optimizer, state, gradients)
 
     def filters(self, predictions: Predictions, memory: dict[str, Any]) -> dict[str, Tensor]:
@@ -186,6 +234,8 @@ class Learner(Adapter):
         updated = self.step(inputs, predictions)
         for _ in range(self.steps - 1):
             updated = self.step(inputs, self.predict_again(inputs)) or updated
+        if self.past_average is not None and not self.commits_prediction():
+            self.commit_second_pass(inputs, int(predictions.images.sum()))
         return updated
 
     def predictions_of(self, inputs: Inputs, output: Any) -> Predictions:
@@ -195,10 +245,24 @@ class Learner(Adapter):
 
     def predict_again(self, inputs: Inputs) -> Predictions:
         """Run the model once more, with gradients and the parameters as they are now."""
-        with torch.enable_grad():
+        with torch.enable_grad(), self.learning_pass():
             return self.predictions_of(inputs, self.run_model(inputs))
 
-    def gradients_of(self, loss: Tensor, parameters: Iterable[Tensor] | None = None) -> list[Tensor]:
+    def gradients_of(self, loss: Tensor) -> list[Tensor]:
+        """Return the loss's gradient for each learned parameter, of which each image's part may be bounded."""
+        if self._images is None:
+            return self.plain_gradients_of(loss)
+        return self.bounded_gradients(loss, dict(self.learned), self.memory)
+
+    def unrolled_gradients(
+        self, loss: Tensor, learned: dict[str, Tensor], memory: dict[str, Any]
+    ) -> Sequence[Tensor | None]:
+        """Return the same as a differentiable function of the batch, under other parameters and with another memory."""
+        if self._images is None:
+            return torch.autograd.grad(loss, list(learned.values()), create_graph=True, allow_unused=True)
+        return self.bounded_gradients(loss, learned, memory, create_graph=True)
+
+    def plain_gradients_of(self, loss: Tensor, parameters: Iterable[Tensor] | None = None) -> list[Tensor]:
         """Return the loss's gradient with respect to each learned parameter; zero where it does not depend on it."""
         parameters = list(self.learned.values() if parameters is None else parameters)
         found = torch.autograd.grad(loss, parameters, allow_unused=True)
@@ -225,7 +289,7 @@ class Learner(Adapter):
         parameters = list(self.learned.values())
         before = [p.detach().clone() for p in parameters]
         with torch.no_grad():
-            for parameter, move in zip(parameters, sam_perturbation(gradients, rho), strict=True):
+            for parameter, move in zip(parameters, self.perturbation(gradients, rho), strict=True):
                 parameter.add_(move)
         try:
             yield
@@ -237,9 +301,3 @@ class Learner(Adapter):
     def leaf_parameters(self, state: dict[str, Any]) -> dict[str, Tensor]:
         """Return copies of a state's learned parameters that require gradients, for ``unroll``."""
         return {name: p.detach().requires_grad_() for name, p in state["learned"].items()}
-
-
-def sam_perturbation(gradients: Sequence[Tensor], rho: float) -> list[Tensor]:
-    """Return ρ·g/‖g‖ for each parameter, where ‖g‖ is the norm over all of them."""
-    scale = rho / (torch.stack([g.norm() for g in gradients]).norm() + 1e-12)
-    return [g * scale for g in gradients]

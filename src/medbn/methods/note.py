@@ -12,13 +12,13 @@ from torch import Tensor, nn
 
 from .. import hooks, kernels, policies
 from ..layers import LayerPass
-from ._call import Inputs, mean_over
+from ._bounded_influence import WITHOUT_BATCH
+from ._call import Inputs
 from ._check_state import Values, check_count
 from ._image_memory import check_remembered, offer_images, predicted_classes
 from ._method import Run
 from ._registry import register
 from .learner import Learner
-from .sotta import WITHOUT_BATCH
 
 
 @register("note")
@@ -53,6 +53,7 @@ class NOTE(Learner):
 
     label: ClassVar[str] = "NOTE (BatchNorm source)"
     policy = WITHOUT_BATCH
+    keeps_average: ClassVar[bool] = True
     image_entries: ClassVar[tuple[str, ...]] = (*Learner.image_entries, "images", "classes", "predicted")
     surrogate_from_policies: ClassVar[bool] = True
 
@@ -107,12 +108,15 @@ class NOTE(Learner):
         own_mean, own_variance = x.mean(dim=axes, keepdim=True), x.var(dim=axes, keepdim=True)
         mean = mean + _shrink(own_mean - mean, self.width * (scale / pixels).sqrt())
         variance = variance + _shrink(own_variance - variance, self.width * scale * math.sqrt(2.0 / (pixels - 1)))
-        y = (x - mean) * (variance.clamp(min=0.0) + seen.layer.eps).rsqrt()
+        y = normalised = (x - mean) * (variance.clamp(min=0.0) + seen.layer.eps).rsqrt()
         if seen.layer.weight is not None:
             y = y * seen.layer.weight.to(x).view(per_channel)
         if seen.layer.bias is not None:
             y = y + seen.layer.bias.to(x).view(per_channel)
-        return torch.where(finite, y.to(output.dtype), torch.nan)
+        y = torch.where(finite, y.to(output.dtype), torch.nan)
+        if self._images is not None:
+            self._images.add(seen.layer, lambda: normalised, y)
+        return y
 
     # --- learning from the memory -------------------------------------------------------------------------------------
 
@@ -160,7 +164,7 @@ class NOTE(Learner):
                 predictions = self.predict_again(inputs)
             if not bool(predictions.usable.any()):
                 return False
-            taken = self.take_step(self.gradients_of(mean_over(predictions.entropy(), predictions.usable)))
+            taken = self.take_step(self.gradients_of(self.mean_of(predictions.entropy(), predictions.usable)))
         if taken:
             gather()(self._average)
         return taken

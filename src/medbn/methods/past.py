@@ -19,6 +19,7 @@ from ._check_state import Values, check_count
 from ._choice import Choice
 from ._memories import Memories, Seen
 from ._memory_settings import Settings
+from ._past_average import BATCH_SIZE, MIN_IMAGES, MOMENTUM, TWO_PASS_BATCHES, PastAverage
 from ._registry import register
 from ._surrogate import make_hashable
 from .base import Adapter, Commit
@@ -87,11 +88,11 @@ class Past(Adapter):
         self,
         model: nn.Module,
         *,
-        momentum: float = 0.05,
-        batch_size: int = 200,
-        min_images: int = 16,
+        momentum: float = MOMENTUM,
+        batch_size: int = BATCH_SIZE,
+        min_images: int = MIN_IMAGES,
         collect: bool = True,
-        two_pass_batches: int = 5,
+        two_pass_batches: int = TWO_PASS_BATCHES,
         changes: str | None = None,
         malicious: float = 0.2,
         fallback: float | None = None,
@@ -234,10 +235,7 @@ class Past(Adapter):
 
     def commit_policy(self, images: int, memory: dict[str, Any]) -> Policy:
         """Return the average with the weight of a batch of that many images after those in ``memory``."""
-        images = min(images, self.batch_size)
-        most = images / (self.batch_size + images)
-        equal = images / (self.batch_size + memory["images"] + images)
-        return policies.ema(min(max(self.momentum * (images / self.batch_size), equal), most))
+        return PastAverage(self.momentum, self.batch_size, self.two_pass_batches).policy(images, memory["images"])
 
     def _commit(self, commit: Commit, images: int) -> None:
         """Commit statistics of this many images, and count them."""

@@ -105,7 +105,7 @@ class ROID(Learner):
         Each pass is differentiated with its own images left out, for activation checkpointing runs it again then.
         """
         weights = self._weights(predictions, self.memory)
-        if not bool(weights.any()):
+        if self.nothing_to_learn(weights):
             return None
         if not self.consistency:
             return self.gradients_of(self._loss(predictions, None, weights))
@@ -124,7 +124,7 @@ class ROID(Learner):
     ) -> Tensor | None:
         """Return the loss, for ``unroll``; None if no sample is left in."""
         weights = self._weights(predictions, memory)
-        if not bool(weights.any()):
+        if self.nothing_to_learn(weights):
             return None
         if not self.consistency:
             return self._loss(predictions, None, weights)
@@ -141,7 +141,11 @@ class ROID(Learner):
             log_p, log_q = predictions.logits.log_softmax(dim=1), other.logits.log_softmax(dim=1)
             symmetric = -(log_p.exp() * log_q + log_q.exp() * log_p).sum(dim=1) / 2
             losses = losses + torch.where(other.usable, symmetric, 0.0)
-        return torch.where(weights > 0, weights * losses, 0.0).sum() / predictions.usable.sum()
+        return torch.where(weights > 0, weights * losses, 0.0).sum() / self._count(predictions)
+
+    def _count(self, predictions: Predictions) -> Tensor | int:
+        """Return by how many rows losses are divided."""
+        return predictions.usable.sum() if self.influence is None else len(predictions.usable)
 
     def _augment_images(
         self, inputs: Inputs, predictions: Predictions, weights: Tensor, memory: dict[str, Any]

@@ -12,13 +12,13 @@ from torch import Tensor, nn
 
 from .. import policies
 from ._augment import Augment, Augmentation, change_images
-from ._call import Inputs, Predictions, mean_over
+from ._bounded_influence import WITHOUT_BATCH
+from ._call import Inputs, Predictions
 from ._check_state import Values, check_count, check_tensor
 from ._image_memory import check_remembered, offer_images, predicted_classes
 from ._method import Run
 from ._registry import register
 from ._teacher import Teacher
-from .sotta import WITHOUT_BATCH
 
 
 @register("rotta")
@@ -52,6 +52,7 @@ class RoTTA(Teacher):
     """
 
     policy = WITHOUT_BATCH
+    keeps_average: ClassVar[bool] = True
     image_entries: ClassVar[tuple[str, ...]] = (*Teacher.image_entries, "images", "classes", "entropies", "ages")
     surrogate_from_policies: ClassVar[bool] = True
 
@@ -160,7 +161,7 @@ class RoTTA(Teacher):
         weights = torch.sigmoid(-ages).to(student.logits)
         weights = weights.repeat_interleave(len(student.usable) // len(weights))
         values = -(teacher.probabilities() * student.logits.log_softmax(dim=1)).sum(dim=1)
-        return mean_over(weights * values, teacher.usable & student.usable)
+        return self.mean_of(weights * values, teacher.usable & student.usable)
 
     @contextmanager
     def student(self) -> Iterator[None]:

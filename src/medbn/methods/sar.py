@@ -14,7 +14,6 @@ from ._entropy import EntropyLearner
 from ._method import Run
 from ._registry import register
 from ._unroll import optimizer_step
-from .learner import sam_perturbation
 
 
 @register("sar")
@@ -66,19 +65,21 @@ class SAR(EntropyLearner):
     def step(self, inputs: Inputs, predictions: Predictions) -> bool:
         """Take one SAM step on the reliable samples; reset the model if the loss has collapsed."""
         reliable = self._reliable(predictions)
-        if not bool(reliable.any()):
+        if self.nothing_to_learn(reliable):
             return False
-        gradients = self.gradients_of(mean_over(self.entropy_of(predictions), reliable))
+        gradients = self.gradients_of(self.mean_of(self.entropy_of(predictions), reliable))
         with self.sam_ascent(gradients, self.rho):
             predictions = self.predict_again(inputs)
             reliable = reliable & self._reliable(predictions)
-            if not bool(reliable.any()):
+            if self.nothing_to_learn(reliable):
                 return False
-            loss = mean_over(self.entropy_of(predictions), reliable)
-            gradients = self.gradients_of(loss)
+            entropy = self.entropy_of(predictions)
+            gradients = self.gradients_of(self.mean_of(entropy, reliable))
         if not self.take_step(gradients):
             return False
-        past, new = self.memory["loss"], loss.item()
+        if not bool(reliable.any()):
+            return True
+        past, new = self.memory["loss"], mean_over(entropy.detach(), reliable).item()
         self.memory["loss"] = new if past is None else self.average * past + (1 - self.average) * new
         if self.memory["loss"] < self.recovery:
             self.reset()
@@ -87,27 +88,33 @@ class SAR(EntropyLearner):
     def loss(self, predictions: Predictions, memory: dict[str, Any], learned: dict[str, Tensor]) -> Tensor | None:
         """Return the mean entropy of the reliable rows; None if there are none."""
         reliable = self._reliable(predictions)
-        return mean_over(self.entropy_of(predictions), reliable) if bool(reliable.any()) else None
+        return None if self.nothing_to_learn(reliable) else self.mean_of(self.entropy_of(predictions), reliable)
 
     def unroll(self, run: Run, state: dict[str, Any], inputs: Inputs) -> dict[str, Tensor]:
         """Return the parameters after one SAM step; its perturbation is a constant, and a reset is left out."""
         with torch.enable_grad():
             learned = self.leaf_parameters(state)
-            predictions = self.predictions_of(inputs, run(inputs, learned))
+            with self.learning_pass():
+                predictions = self.predictions_of(inputs, run(inputs, learned))
             reliable = self._reliable(predictions)
-            if not bool(reliable.any()):
+            if self.nothing_to_learn(reliable):
                 return {}
-            gradients = self.gradients_of(mean_over(self.entropy_of(predictions), reliable), learned.values())
+            loss = self.mean_of(self.entropy_of(predictions), reliable)
+            if self.influence is None:
+                gradients = self.plain_gradients_of(loss, learned.values())
+            else:
+                gradients = [g.detach() for g in self.bounded_gradients(loss, learned, state["memory"])]
             perturbed = {
                 name: (p + move).detach().requires_grad_()
-                for (name, p), move in zip(learned.items(), sam_perturbation(gradients, self.rho), strict=True)
+                for (name, p), move in zip(learned.items(), self.perturbation(gradients, self.rho), strict=True)
             }
-            predictions = self.predictions_of(inputs, run(inputs, perturbed))
+            with self.learning_pass():
+                predictions = self.predictions_of(inputs, run(inputs, perturbed))
             reliable = reliable & self._reliable(predictions)
-            if not bool(reliable.any()):
+            if self.nothing_to_learn(reliable):
                 return {}
-            loss = mean_over(self.entropy_of(predictions), reliable)
-            step = torch.autograd.grad(loss, list(perturbed.values()), create_graph=True, allow_unused=True)
+            loss = self.mean_of(self.entropy_of(predictions), reliable)
+            step = self.unrolled_gradients(loss, perturbed, state["memory"])
             return optimizer_step(self.optimizer, state, step)
 
     def filters(self, predictions: Predictions, memory: dict[str, Any]) -> dict[str, Tensor]:

@@ -11,15 +11,13 @@ from torch import Tensor, nn
 
 from .. import policies
 from .._errors import unknown_name
-from ._call import Inputs, Predictions, mean_over
+from ._bounded_influence import WITHOUT_BATCH
+from ._call import Inputs, Predictions
 from ._check_state import Values
 from ._image_memory import Candidates, check_remembered, predicted_classes
 from ._method import Run
 from ._registry import register
 from .learner import Learner
-
-WITHOUT_BATCH = policies.ema(0.0)
-"""The moving average alone, without the batch at hand."""
 
 STATISTICS = ("batch", "memory", "both")
 
@@ -52,6 +50,7 @@ class SoTTA(Learner):
 
     version: ClassVar[int] = 2  # before, ``statistics`` was ``"batch"``
     freezes_last_stage: ClassVar[bool] = True
+    keeps_average: ClassVar[bool] = True
     image_entries: ClassVar[tuple[str, ...]] = (*Learner.image_entries, "images", "classes")
     presets: ClassVar[dict[str, dict[str, Any]]] = {"cifar100": {"confidence": 0.66}, "imagenet": {"confidence": 0.33}}
     surrogate_from_policies: ClassVar[bool] = True
@@ -124,7 +123,7 @@ class SoTTA(Learner):
 
     def loss(self, predictions: Predictions, memory: dict[str, Any], learned: dict[str, Tensor]) -> Tensor | None:
         """Return the mean entropy of the usable rows; None if there are none."""
-        return mean_over(predictions.entropy(), predictions.usable) if bool(predictions.usable.any()) else None
+        return self.mean_of(predictions.entropy(), predictions.usable) if bool(predictions.usable.any()) else None
 
     def _entropy(self, inputs: Inputs) -> Tensor | None:
         return self.loss(self.predict_again(inputs), self.memory, dict(self.learned))

@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
-from ._call import Predictions, mean_over
+from ._call import Predictions
 from ._entropy import EntropyLearner
 from ._registry import register
 
@@ -23,4 +23,4 @@ class Tent(EntropyLearner):
 
     def loss(self, predictions: Predictions, memory: dict[str, Any], learned: dict[str, Tensor]) -> Tensor | None:
         """Return the mean entropy of the usable rows."""
-        return mean_over(self.entropy_of(predictions), predictions.usable)
+        return self.mean_of(self.entropy_of(predictions), predictions.usable)
