@@ -13,6 +13,11 @@ MINIMUM_VALUES = 3
 """Fewer values per channel are no estimate of statistics: a median absolute deviation of two values is 0."""
 
 
+def has_many_values(x: Tensor) -> bool:
+    """Return whether every single image has enough values per channel, so that no mask can leave too few."""
+    return x.numel() > MINIMUM_VALUES * x.shape[0] * x.shape[1]
+
+
 def mark_few_values(
     x: Tensor, counted: Tensor | None, variance: Tensor, eps: float, running: tuple[Tensor, Tensor] | None
 ) -> Tensor | None:
@@ -24,7 +29,7 @@ def mark_few_values(
     """
     per_image = math.prod(x.shape[2:])
     known = counted is None
-    if per_image > MINIMUM_VALUES or (known and (running is None or x.shape[0] * per_image > MINIMUM_VALUES)):
+    if has_many_values(x) or (known and (running is None or x.shape[0] * per_image > MINIMUM_VALUES)):
         return None
     values = per_image * (torch.full_like(variance, x.shape[0]) if counted is None else counted)
     if running is None:

@@ -16,7 +16,7 @@ from torch.autograd import Function
 
 from . import kernels
 from ._estimate import estimate_batch
-from ._few_values import count_without, drop_statistics, mark_few_values, replace_statistics
+from ._few_values import count_without, drop_statistics, has_many_values, mark_few_values, replace_statistics
 from ._isolate import check_activation, check_input, isolate, isolates, mask_isolated
 from .distributed import Group
 from .estimators import Estimator
@@ -34,6 +34,31 @@ class Normalised(NamedTuple):
     """The centre and the variance that ``y`` was normalised with; None where a kernel has mixed them."""
 
 
+class KernelNormalised:
+    """What a kernel has normalised, as a ``Normalised``. Its statistics become tensors where they are read."""
+
+    __slots__ = ("saved", "y")
+    used = None
+
+    def __init__(self, y: Tensor, saved: kernels.Saved) -> None:
+        self.y, self.saved = y, saved
+
+    @property
+    def batch_centre(self) -> Tensor:
+        """As in ``Normalised``."""
+        return self.saved.centre
+
+    @property
+    def batch_variance(self) -> Tensor:
+        """As in ``Normalised``."""
+        return self.saved.variance
+
+    @property
+    def counted(self) -> Tensor | None:
+        """As in ``Normalised``."""
+        return None if self.saved.finite_count is None else self.saved.finite_count[0]
+
+
 def normalise_batch(
     x: Tensor,
     weight: Tensor | None,
@@ -48,7 +73,7 @@ def normalise_batch(
     backward: Estimator | None = None,
     detached: bool = True,
     group: Group | None = None,
-) -> Normalised:
+) -> Normalised | KernelNormalised:
     """Normalise a batch with its own statistics, or with a mixture of these and running statistics.
 
     Args:
@@ -69,6 +94,8 @@ def normalise_batch(
     if detached and valid is None and group is None:
         result = _call_kernel(x, weight, bias, estimator, eps, nonfinite, running, batch_weight, backward)
         if result is not None:
+            if has_many_values(x):
+                return result
             few = mark_few_values(x, result.counted, result.batch_variance, eps, running)
             if few is None:
                 return result
@@ -77,7 +104,7 @@ def normalise_batch(
 
 
 def _replace_few_values(
-    result: Normalised,
+    result: Normalised | KernelNormalised,
     few: Tensor,
     x: Tensor,
     running: tuple[Tensor, Tensor] | None,
@@ -179,10 +206,12 @@ def _call_kernel(
     running: tuple[Tensor, Tensor] | None,
     batch_weight: float,
     backward: Estimator | None,
-) -> Normalised | None:
+) -> Normalised | KernelNormalised | None:
     """Normalise by the estimator's kernel; return None where there is none for this input."""
     kernel = estimator.kernel
-    if kernel is None or not isolates(estimator, nonfinite) or any(s.requires_grad for s in running or ()):
+    if kernel is None or not isolates(estimator, nonfinite):
+        return None
+    if running is not None and (running[0].requires_grad or running[1].requires_grad):
         return None
     gradient, temperature = "own", 0.0
     if backward is not None:
@@ -199,14 +228,14 @@ def _call_kernel(
         if gradient == "smooth":
             return None
         return Normalised(*kernels.norm_operator(x, weight, bias, running, spec), None)
-    with torch.no_grad():
-        w, b = (None if t is None else t.detach() for t in (weight, bias))
-        y, saved = kernels.forward(x.detach(), w, b, running, spec)
-    if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (x, weight, bias)):
+    differentiates = torch.is_grad_enabled() and (
+        x.requires_grad or (weight is not None and weight.requires_grad) or (bias is not None and bias.requires_grad)
+    )
+    y, saved = kernels.forward(x, weight, bias, running, spec, differentiates)
+    if differentiates:
         composition = (estimator, eps, nonfinite, None, running, batch_weight, backward)
         y = _KernelNorm.apply(x, weight, bias, [y], saved, spec, composition)  # type: ignore[no-untyped-call]
-    counted = None if saved.finite_count is None else saved.finite_count[0]
-    return Normalised(y, saved.centre, saved.variance, counted, None)
+    return KernelNormalised(y, saved)
 
 
 class _KernelNorm(Function):
@@ -243,10 +272,12 @@ class _KernelNorm(Function):
                 gradients = iter(torch.autograd.grad(y, inputs, g, create_graph=True))
             results = [next(gradients) if needed else None for needed in needs]
         else:
-            w = None if weight is None else weight.detach()
-            d_x, d_weight, d_bias = kernels.backward(g, x.detach(), w, ctx.saved, ctx.spec)
-            parameters = zip((d_weight, d_bias), (weight, bias), needs[1:], strict=True)
-            results = [d_x, *(d.to(t.dtype) if needed else None for d, t, needed in parameters)]
+            d_x, d_weight, d_bias = kernels.backward(g, x, weight, ctx.saved, ctx.spec)
+            results = [
+                d_x,
+                d_weight.to(weight.dtype) if needs[1] else None,
+                d_bias.to(bias.dtype) if needs[2] else None,
+            ]
         return *results, None, None, None, None
 
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from ._layer_settings import LayerSettings
-from ._normalise import Normalised
+from ._normalise import KernelNormalised, Normalised
 from .policies import Policy
 
 
@@ -94,7 +94,7 @@ class RunningStatistics(LayerSettings):
         self.num_batches_tracked.add_(counts)
         return 1.0 / self.num_batches_tracked.clamp(min=1) if self.momentum is None else self.momentum
 
-    def _track(self, input: Tensor, batch: Normalised) -> None:
+    def _track(self, input: Tensor, batch: Normalised | KernelNormalised) -> None:
         """Update the source statistics as torch does in training, with the unbiased variance."""
         assert self.running_mean is not None
         assert self.running_var is not None

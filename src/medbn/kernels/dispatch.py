@@ -75,17 +75,34 @@ _transformed._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def forward(
-    x: Tensor, weight: Tensor | None, bias: Tensor | None, running: tuple[Tensor, Tensor] | None, spec: Spec
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    running: tuple[Tensor, Tensor] | None,
+    spec: Spec,
+    keeps: bool = True,
 ) -> tuple[Tensor, Saved]:
-    """Normalise ``x``, for which ``selected`` returns a kernel; return the output and what is saved for backward."""
-    return triton.forward(x, weight, bias, running, spec) if x.is_cuda else c.forward(x, weight, bias, running, spec)
+    """Normalise ``x``, for which ``selected`` returns a kernel; return the output and what is saved for backward.
+
+    No results have gradients. Without ``keeps`` no backward pass follows, and what is saved is the statistics alone.
+    """
+    if x.is_cuda:
+        return triton.forward(x, weight, bias, running, spec, keeps)
+    with torch.no_grad():
+        return c.forward(x.detach(), _detach(weight), _detach(bias), running, spec)
 
 
 def backward(g: Tensor, x: Tensor, weight: Tensor | None, saved: Saved, spec: Spec) -> tuple[Tensor, Tensor, Tensor]:
     """Return the gradients of input, weight and bias; the last two in float32."""
     if spec.backward == "smooth":
-        return smooth.backward(g, x, weight, saved, spec)
-    return triton.backward(g, x, weight, saved, spec) if x.is_cuda else c.backward(g, x, weight, saved, spec)
+        return smooth.backward(g, x.detach(), _detach(weight), saved, spec)
+    if x.is_cuda:
+        return triton.backward(g, x, weight, saved, spec)
+    return c.backward(g, x.detach(), _detach(weight), saved, spec)
+
+
+def _detach(t: Tensor | None) -> Tensor | None:
+    return None if t is None else t.detach()
 
 
 def statistics(x: Tensor, kernel: str, valid: Tensor | None = None) -> tuple[Tensor, Tensor] | None:

@@ -20,6 +20,7 @@ __all__ = ["KERNELS", "available", "backward", "forward", "reason", "statistics"
 
 KERNELS = ("median", "mad", "mad_scaled", "image_median")
 """The estimators that are computed here."""
+_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 
 def available() -> bool:
@@ -38,8 +39,10 @@ def reason() -> str:
 
 def supported(x: Tensor) -> bool:
     """Return whether ``forward`` takes ``x``: any strides, but no more images than the kernels hold in registers."""
-    dtypes = (torch.float32, torch.float16, torch.bfloat16)
-    return x.dtype in dtypes and x.dim() >= 2 and x.numel() > 0 and len(x) <= 4096 and x[:, 0].numel() < 2**31 - 1
+    if x.dtype not in _DTYPES or x.dim() < 2:
+        return False
+    images, channels, *_ = x.shape
+    return 0 < x.numel() < (2**31 - 1) * channels and images <= 4096
 
 
 def forward(
