@@ -203,6 +203,24 @@ def test_serving_speed_times_every_method(monkeypatch, capsys, tmp_path):
     assert all(row["ratio"] > 0 and len(row["seconds"]) == 2 for row in rows)
 
 
+@pytest.mark.slow
+def test_eager_speed_fills_its_tables_within_a_budget(monkeypatch, capsys, tmp_path):
+    tiny = "--device cpu --models resnet-small@6x8 --budget 0 --layouts nchw --out record"
+    assert not run(monkeypatch, "eager_speed.py", *tiny.split())
+    printed = capsys.readouterr().out
+    record = json.loads((tmp_path / "record" / "eager-speed.json").read_text())
+    assert record["finished"]
+    assert (tmp_path / "record" / "eager-speed.txt").read_text() == printed
+    assert {row["what"] for row in record["host"]} == {"F.batch_norm", "mean", "median", "image_median", "torch.empty"}
+    assert all(min(row["us"]) > 0 for row in record["host"])
+    expected = {(method, estimator) for method in ("tebn", "tent") for estimator in ("mean", "median", "image_median")}
+    expected |= {("past", f"{estimator}@0.5") for estimator in ("mean", "median", "image_median")}
+    assert {(row["method"], row["estimator"]) for row in record["batches"]} == expected
+    assert all(len(row["seconds"]) == len(row["ratios"]) == 2 for row in record["batches"])
+    assert run(monkeypatch, "eager_speed.py", "--out", "x", "--models", "resnet26") == 2
+    assert "NAME@BxS" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("more", ["--estimator mean,median --json x.json", "--profile median"])
 def test_the_attack_loop_is_timed_and_profiled(more, monkeypatch, capsys, tmp_path):
     tiny = "--device cpu --model resnet-small --images 8 --size 16 --malicious 2 --steps 2 --rounds 1"
