@@ -152,6 +152,20 @@ def test_a_guard_notices_what_code_reads(name, adapted):
     assert guard.valid() == (name in KEPT)
 
 
+@pytest.mark.parametrize("container", [[1.0], {"a": 1.0}, {1.0}])
+def test_a_guard_notices_what_a_model_keeps_in_containers(container, adapted):
+    adapted.kept = container
+    guard = Guard(adapted)
+    assert guard.valid()
+    if isinstance(container, list):
+        container.append(1.0)
+    elif isinstance(container, dict):
+        container["a"] = 2.0
+    else:
+        container.clear()
+    assert not guard.valid()
+
+
 # --- the settings -----------------------------------------------------------------------------------------------------
 
 

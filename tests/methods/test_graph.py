@@ -13,8 +13,9 @@ from torch import nn
 import medbn
 from medbn.bench import Place, deterministic
 from medbn.cuda_graphs import CAPACITY, CaptureError
+from medbn.methods import _graph as forward
 
-from ..simulated_graphs import simulate_graphs
+from ..simulated_graphs import SimulatedGraph, simulate_graphs
 from .conftest import Waiting, small_model
 from .table import LEARNING, assert_same, make, state
 
@@ -182,6 +183,155 @@ def test_a_failed_capture_is_an_error_and_changes_nothing(model, batches, monkey
     assert_same(state(tta), before)
 
 
+# --- graph=None -------------------------------------------------------------------------------------------------------
+
+
+class Clock:
+    """Stands for the GPU's clock: a plain pass takes a second."""
+
+    def __init__(self, replay):
+        self.times = [1.0, replay]
+
+    def __call__(self, run):
+        self.times.reverse()
+        return run(), self.times[1]
+
+
+@pytest.fixture
+def automatic(monkeypatch, captured, caplog):
+    """Simulate a GPU, where a replay is ten times as fast."""
+    monkeypatch.setattr(forward, "on_gpu", lambda inputs: True)
+    monkeypatch.setattr(forward, "timed", Clock(0.1))
+    caplog.set_level("DEBUG", logger="medbn")
+    return captured
+
+
+def serve(model, batches, kind="one pass"):
+    """Check that an adapter with graph=None serves as one without graphs does; return it."""
+    method, options = SERVING[kind]
+    tta, plain = (make(model, method, "image_median@0.5", **options, graph=graph) for graph in (None, False))
+    outputs = [(tta(x), plain(x)) for x in batches]
+    for output, expected in outputs:
+        assert torch.equal(output, expected)
+    assert_same(state(tta), state(plain))
+    return tta
+
+
+@pytest.mark.parametrize("kind", SERVING)
+def test_by_default_a_graph_is_used_where_it_pays(kind, model, batches, automatic, caplog):
+    assert medbn.methods.options(SERVING[kind][0])["graph"] is None
+    serve(model, batches * 2, kind)
+    assert len(automatic) == 1
+    assert caplog.text.count("captured a forward pass as a CUDA graph: 100.00 ms, 1000.00 without") == 1
+
+
+def test_on_a_cpu_nothing_is_tried(model, batches, captured, caplog):
+    caplog.set_level("DEBUG", logger="medbn")
+    serve(model, batches)
+    assert not captured
+    assert not caplog.messages
+
+
+def test_a_graph_that_does_not_pay_is_not_used(model, batches, automatic, monkeypatch, caplog):
+    monkeypatch.setattr(forward, "timed", Clock(0.95))
+    serve(model, batches * 4)
+    assert len(automatic) == 1
+    assert caplog.text.count("does not pay") == 1
+
+
+class Random(nn.Module):
+    """Draws random numbers."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = small_model()
+
+    def forward(self, images):
+        return self.inner(images) * torch.rand(())
+
+
+class Counting(nn.Module):
+    """Keeps something from call to call, in one of several ways."""
+
+    def __init__(self, how):
+        super().__init__()
+        self.inner, self.how, self.calls, self.kept = small_model(), how, 0, []
+
+    def forward(self, images):
+        if self.how == "a list":
+            self.kept.append(len(images))
+        elif self.how == "a number":
+            self.calls += 1
+        return self.inner(images) * (len(self.kept) + self.calls)
+
+
+@pytest.mark.parametrize("kind", ["random", "a list", "a number"])
+def test_a_model_that_is_no_function_of_its_images_runs_without_a_graph(kind, batches, automatic, caplog):
+    torch.manual_seed(0)
+    model = Random() if kind == "random" else Counting(kind)
+    tta, plain = (medbn.adapt(model, "tebn", "median", graph=graph) for graph in (None, False))
+    results = []
+    for adapter in (tta, plain):
+        torch.manual_seed(1)
+        results.append([adapter(x) for x in batches * 4])
+    assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
+    assert ("gives other bits" in caplog.text) == (kind == "random")
+    assert len(automatic) == (kind == "random")
+
+
+def test_an_obstacle_is_no_error(model, batches, automatic, monkeypatch, caplog):
+    monkeypatch.setattr(forward, "find_obstacle", lambda model, tensors: "there is one.")
+    serve(model, batches)
+    assert not automatic
+    assert caplog.text.count("there is one") == 1
+
+
+def test_where_memory_runs_out_graphs_are_freed_and_the_call_succeeds(model, batches, automatic, monkeypatch, caplog):
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
+
+    def fail(*_):
+        raise torch.cuda.OutOfMemoryError("CUDA out of memory")
+
+    tta, plain = (medbn.adapt(model, "tebn", "median", graph=graph) for graph in (None, False))
+    for x in batches[:3]:
+        tta(x)
+    assert len(tta._graphs._cache) == 1
+    with monkeypatch.context() as patch:
+        patch.setattr(SimulatedGraph, "replay", fail)
+        assert torch.equal(tta(batches[3]), plain(batches[3]))
+    assert len(tta._graphs._cache) == 0
+    assert caplog.text.count("memory ran out") == 1
+    for x in batches[:3]:
+        assert torch.equal(tta(x), plain(x))
+    assert len(automatic) == 1
+    tta = medbn.adapt(model, "tebn", "median")
+    for x in batches[:3]:
+        tta(x)
+    run, left = tta.run_model, [1]
+    tta._graphs._cache._entries.popitem()
+    assert len(tta._graphs._cache) == 0
+    monkeypatch.setattr(tta, "run_model", lambda inputs: fail() if left and left.pop() else run(inputs))
+    with pytest.raises(torch.cuda.OutOfMemoryError):  # no graph had any memory
+        tta(batches[0])
+
+
+def test_any_failure_of_a_capture_is_served_all_the_same(model, batches, automatic, monkeypatch, caplog):
+    def fail(function, inputs, pool):
+        raise KeyError("that one test")
+
+    monkeypatch.setattr(forward, "capture", fail)
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
+    serve(model, batches * 6)
+    assert caplog.text.count("that one test") == 1
+
+    def run_out(function, inputs, pool):
+        raise CaptureError("out") from torch.cuda.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(forward, "capture", run_out)
+    serve(model, batches)
+    assert "memory ran out" in caplog.text
+
+
 # --- on a GPU ---------------------------------------------------------------------------------------------------------
 
 
@@ -271,3 +421,31 @@ def test_graphs_are_freed_with_their_adapter(on_gpu):
     assert reserved() > least + 2**26
     del tta
     assert reserved() < least + 2**25
+
+
+@pytest.mark.gpu
+@pytest.mark.filterwarnings("ignore:.*deterministic")
+@pytest.mark.parametrize("kind", SERVING)
+def test_by_default_the_bits_are_the_same(kind, on_gpu, exact, monkeypatch):
+    monkeypatch.setattr(forward, "WORTHWHILE", 1e9)  # so that it does not depend on the machine
+    method, options = SERVING[kind]
+    model = small_model().cuda()
+    tta, plain = (make(model, method, "image_median@0.5", **options, graph=graph) for graph in (None, False))
+    for x in [*on_gpu, on_gpu[1][:7], *on_gpu]:
+        assert torch.equal(tta(x), plain(x))
+        assert_same(state(tta), state(plain))
+    assert len(tta._graphs._cache) == 1
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("model", [Random, Waiting, lambda: Counting("a list")], ids=["random", "waits", "keeps"])
+def test_by_default_what_cannot_be_captured_is_served_all_the_same(model, on_gpu):
+    torch.manual_seed(0)
+    made = model().cuda()
+    results = []
+    for graph in (None, False):
+        adapter = medbn.adapt(made, "tebn", "median", graph=graph)
+        torch.manual_seed(1)
+        results.append([adapter(x) for x in on_gpu * 4])
+    for output, expected in zip(*results, strict=True):
+        torch.testing.assert_close(output, expected)

@@ -186,7 +186,7 @@ def make_adapter(loaded: LoadedCell, device: str, source_batches: int | None = N
     with warnings.catch_warnings():
         if plain:
             warnings.filterwarnings("ignore", message=".* has no BatchNorm")
-        return methods.adapt(
+        adapter = methods.adapt(
             loaded.model,
             cell.method,
             None if plain or not methods.get(cell.method).adapts else cell.estimator,
@@ -195,6 +195,8 @@ def make_adapter(loaded: LoadedCell, device: str, source_batches: int | None = N
             seed=cell.seed,
             **options,
         )
+    adapter.graph = False  # stored numbers come from plain passes
+    return adapter
 
 
 def in_memory_format(batches: Iterable[tuple[Tensor, Tensor]]) -> Iterator[tuple[Tensor, Tensor]]:

@@ -33,12 +33,12 @@ class GraphCache(Generic[T]):
     every other argument, the stream, and the settings of torch and medbn that choose kernels are equal. Each kind has a
     graph of its own.
 
-    Second, the model is unchanged since (``Guard``): the same modules without hooks, the same plain attributes, the
-    same parameters and buffers at the same addresses. Values may change: arguments are copied into static tensors,
-    parameters and buffers are read where they are, and moving averages, which every batch replaces, may be any tensors
-    of the same form. If the model has changed, the graph is dropped.
+    Second, the model is unchanged since (``Guard``): the same modules without hooks, the same plain attributes and
+    objects in containers, the same parameters and buffers at the same addresses. Values may change: arguments are
+    copied into static tensors, parameters and buffers are read where they are, and moving averages, which every batch
+    replaces, may be any tensors of the same form. If the model has changed, the graph is dropped.
 
-    What this cannot see must not change: containers of a model's own other than its modules, and globals that it reads.
+    What this cannot see must not change: what is deep in containers of a model's own, and globals that it reads.
     """
 
     def __init__(self, capacity: int = CAPACITY) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Hashable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -15,8 +16,11 @@ from ..policies import Policy
 
 PLAIN = (bool, int, float, str, type(None), Policy, Estimator, torch.dtype)
 """Types of immutable values that a model's code may read."""
+CONTAINERS = (list, dict, set, deque)
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 AVERAGES = ("ema_mean", "ema_var")
+OF_TORCH = frozenset(vars(nn.Module()))
+"""The attributes of every module."""
 
 
 class Guard:
@@ -27,9 +31,12 @@ class Guard:
         self._sizes: list[tuple[dict[str, Any], int]] = []
         self._hooks: list[dict[Any, Any]] = []
         self._averages: list[tuple[dict[str, Any], str, Hashable]] = []
+        self._containers: list[tuple[Any, list[Any]]] = []
         for module in model.modules():
             own = vars(module)
             self._values += [(own, name, v) for name, v in own.items() if isinstance(v, (*PLAIN, Tensor, tuple))]
+            containers = [v for name, v in own.items() if name not in OF_TORCH and isinstance(v, CONTAINERS)]
+            self._containers += [(container, _contents(container)) for container in containers]
             self._hooks += [own[kind] for kind in HOOKS if kind in own]
             for kind in ("_parameters", "_buffers", "_modules"):
                 members = own[kind]
@@ -49,6 +56,7 @@ class Guard:
             and all(t.data_ptr() == address for t, address in self._addresses)
             and all(len(d) == size for d, size in self._sizes)
             and not any(self._hooks)
+            and all(_contents(container) == before for container, before in self._containers)
             and all(isinstance(d[n], Tensor) and form(d[n]) == before for d, n, before in self._averages)
         )
 
@@ -69,6 +77,12 @@ class Guard:
     def _set_averages(self, averages: list[Tensor]) -> None:
         for (members, name, _), value in zip(self._averages, averages, strict=True):
             members[name] = value
+
+
+def _contents(container: Any) -> list[Any]:
+    """Return which objects are in a container, in order."""
+    items = container.items() if isinstance(container, dict) else container
+    return [tuple(map(id, item)) if isinstance(container, dict) else id(item) for item in items]
 
 
 def form(t: Tensor) -> tuple[Hashable, ...]:

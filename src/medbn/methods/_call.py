@@ -276,7 +276,7 @@ def replace_tensor(output: Any, old: Tensor, new: Tensor) -> Any:
         found.append(tensor is old)
         return new if tensor is old else tensor
 
-    replaced = _map_tensors(output, replace)
+    replaced = map_tensors(output, replace)
     if not any(found):
         raise ValueError(
             "the logits are to be replaced in the model's output, and logits= computes them; say where they are there."
@@ -286,21 +286,21 @@ def replace_tensor(output: Any, old: Tensor, new: Tensor) -> Any:
 
 def detach_output(value: Any) -> Any:
     """Return a model's output, of any structure, with every tensor detached."""
-    return _map_tensors(value, Tensor.detach)
+    return map_tensors(value, Tensor.detach)
 
 
 def clone_output(value: Any) -> Any:
     """Return a model's output, of any structure, with every tensor cloned."""
-    return _map_tensors(value, Tensor.clone)
+    return map_tensors(value, Tensor.clone)
 
 
-def _map_tensors(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
+def map_tensors(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
     """Apply a function to the tensors of a value, within dataclasses and mappings that torch's pytree does not know."""
     if isinstance(value, Tensor):
         return change(value)
 
     def map_leaves(part: Any) -> Any:
-        return tree_map(lambda leaf: _map_tensors(leaf, change), part)
+        return tree_map(lambda leaf: map_tensors(leaf, change), part)
 
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         fields = {f.name: map_leaves(getattr(value, f.name)) for f in dataclasses.fields(value)}

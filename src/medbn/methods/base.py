@@ -44,9 +44,11 @@ class Adapter(Method):
             return), ``"after"`` those of the updated model (the MedBN paper's metric; one more forward pass).
         seed: of the method's own random choices.
         graph: replay the forward pass from a CUDA graph: the same numbers, faster where images are small. Calls that
-            differ only in the values of their tensors share a graph, which is captured at the second such call. Not for
-            models whose own code keeps something from call to call or branches on values, and not for methods that
-            learn.
+            differ only in the values of their tensors share a graph, which is captured at the second such call; the
+            last four kinds are kept. None uses a graph where a replay gave the same bits, was faster and fits into
+            memory, and says at debug level what it did; True raises an error where there can be none; False never does.
+            Not for models whose own code keeps something outside its modules from call to call or branches on values,
+            and not for methods that learn.
         lock: make other threads wait for a call, so that threads may share the adapter. Without it, never call it from
             two threads at a time.
         min_images: calls of fewer usable images are predicted as always, and not adapted on.
@@ -68,7 +70,7 @@ class Adapter(Method):
         logits: LogitsOption = None,
         predict: str = "before",
         seed: int = 0,
-        graph: bool = False,
+        graph: bool | None = None,
         lock: bool = True,
         min_images: int = 1,
         collect: bool = False,
@@ -207,7 +209,16 @@ class Adapter(Method):
 
     def _predict(self, inputs: Inputs) -> tuple[Any, Commit | None]:
         """Return the model's output, and what commits the statistics of this pass; None if they are not committed."""
-        replayed = self._graphs.run(self, inputs) if self.graph else None
+        try:
+            return self._predict_once(inputs)
+        except torch.cuda.OutOfMemoryError:
+            if self.graph is not None or not self._graphs.give_up():
+                raise
+        return self._predict_once(inputs)  # with the memory of the graphs, which nobody asked for
+
+    def _predict_once(self, inputs: Inputs) -> tuple[Any, Commit | None]:
+        tries = self.graph is not False and self.group is None
+        replayed = self._graphs.run(self, inputs) if tries else None
         if replayed is not None:
             output, gather = replayed
         elif self.commits_prediction():

@@ -108,6 +108,7 @@ class Learner(BoundedInfluence):
             logits=logits,
             predict=predict,
             seed=seed,
+            graph=False,
             lock=lock,
             min_images=max(min_images, MIN_IMAGES) if bounded else min_images,
             collect=collect or bounded,

@@ -187,7 +187,8 @@ class Past(Adapter):
         if any(layer.ema_mean is None for layer in self._memories.layers.values()):
             self.memory |= self._memories.first()  # other training statistics were loaded
         if images >= self.min_images:
-            self._tensors = self._memories.load(self.memory, images, in_place=self.graph)
+            replays = self.graph is True or (self.graph is None and self._memories.device.type == "cuda")
+            self._tensors = self._memories.load(self.memory, images, in_place=replays)
 
     @contextmanager
     def observe_statistics(self) -> Iterator[Callable[[], Commit]]:
