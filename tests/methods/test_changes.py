@@ -8,6 +8,8 @@ import torch
 
 import medbn
 from medbn.methods import _changes as changes
+from medbn.methods._memories import Memories, approach
+from medbn.methods._memory_settings import Settings
 
 from ..simulated_graphs import simulate_graphs
 from .table import assert_same, make, state
@@ -264,6 +266,46 @@ def test_padding_and_images_that_are_not_finite_do_not_count(model):
         torch.testing.assert_close(padded(more, valid=valid)[:100], expected)
         for name in ("declared", "returned", "remembered", "current"):
             assert padded.memory[name] == alone.memory[name], name
+
+
+def test_a_batch_pulls_a_memory_by_a_bounded_amount(model):
+    tta = detector(model)
+    for seed in range(3):
+        tta(images(0, seed=seed))
+    before, medians = averages(tta), tta.memory["medians"][0][0].clone()
+    spreads = tta.memory["spreads"][0][0].clone()
+    x = images(0, seed=3)
+    x[:48] *= 1e4  # too few to be a change, and enough to move a median far
+    tta(x)
+    assert tta.memory["declared"] == 1
+    pulled, weight = 0, 1 / 4
+    for name, (mean, var) in averages(tta).items():
+        old_mean, old_var = before[name]
+        moved = torch.stack([(mean - old_mean).abs() / old_var.sqrt(), (var / old_var).log().abs()])
+        assert moved.max() <= weight * 0.05 + 1e-5
+        pulled += (moved > weight * 0.05 - 1e-5).sum()
+    assert pulled > 10
+    moved = (tta.memory["medians"][0][0] - medians).abs() / (1.4826 * spreads)
+    torch.testing.assert_close(moved.max(), torch.tensor(weight * 0.3), rtol=1e-3, atol=0.0)
+
+
+@pytest.mark.parametrize("share", [0.1, 0.3, 0.45])
+def test_owned_batches_keep_a_memory_within_a_part_of_the_bound(share):
+    owned = torch.rand(4000, generator=torch.Generator().manual_seed(0)) < share
+    average, bound, places = torch.tensor(0.0), torch.tensor(0.3), []
+    for own in owned:
+        average = approach(average, torch.tensor(1e30 if own else 0.0), 0.02, bound)
+        places.append(average)
+    assert torch.stack(places)[500:].mean() <= share / (1 - share) * bound * 1.2
+
+
+def test_memories_of_a_resnet50_are_small():
+    channels, features = 26_560, 3 * 64
+    layer = medbn.RobustBatchNorm2d(channels, estimator="image_median@0.5")
+    memories = Memories({"all": layer}, Settings(0.2, None, 4, 1e-4, 0.05, 200))
+    memory = memories.first()
+    size = memory["averages"].nbytes + 2 * 4 * features * 4  # and medians and spreads of the features
+    assert size < 2_000_000
 
 
 # --- state ------------------------------------------------------------------------------------------------------------

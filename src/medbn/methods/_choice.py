@@ -78,6 +78,7 @@ class Choice:
         self._index = torch.where(stays, current, best)
         self._remembered = tensors["averages"].index_select(0, self._index).squeeze(0)
         self._medians = kernels.middle_over_images(features, usable)
+        self._spreads = kernels.middle_over_images((features - self._medians).abs(), usable)
         declared = ~stays & least.isinf()
         self._decision = torch.cat([declared.long(), self._index])
         return declared
@@ -105,4 +106,4 @@ class Choice:
             for row, one, other in zip(rows, first, usual, strict=True):
                 row.append(torch.where(declared, one, other))
         statistics = torch.stack([torch.cat(row) for row in rows])
-        return Seen(statistics, self._medians.clone(), self._decision)
+        return Seen(statistics, self._medians.clone(), self._spreads.clone(), self._decision)

@@ -1,7 +1,11 @@
 """The last few memories of ``past``: averages of statistics, with which later batches are compared and normalised.
 
-A memory has the moving averages of all layers, the remembered medians of the features of ``_changes.py``, and a number
-of images. ``_choice.py`` chooses between them.
+A memory has the moving averages of all layers, the remembered medians of the features of ``_changes.py`` and how far
+images are spread around them, and a number of images. ``_choice.py`` chooses between them.
+
+A batch pulls an average by a bounded amount, whatever its images are. A batch that is malicious by half has medians as
+far out as few benign images are, and one that is malicious as a whole has any. If benign batches are all alike, and
+others have a share r < ½, those keep an average within r / (1 − r) of the bound from where it would be without them.
 """
 
 from __future__ import annotations
@@ -13,9 +17,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..kernels import MAD_TO_SIGMA
 from ..layers import RobustBatchNorm
+from ._changes import TINY
 from ._check_state import Values, check_count, check_tensor
 from ._memory_settings import Settings
+
+STEP = 0.05
+"""How far a batch can pull an average: in standard deviations of a channel, and in the logarithm of its variance.
+
+Nine in ten channels of a batch of 200 images, without attack, are nearer to the average than this."""
+FEATURE_STEP = 0.3
+"""The same for the median of a feature, in standard deviations between images: three standard errors of 200 images."""
 
 
 @dataclass
@@ -26,6 +39,8 @@ class Seen:
     """Of the batch, in all layers: two rows, mixed as they enter an average. NaN where they were not estimated."""
     medians: Tensor
     """Of the features."""
+    spreads: Tensor
+    """Of the features: the median of the images' distances from the median."""
     decision: Tensor
     """Two integers on the device: whether a change was declared, and which memory was chosen otherwise."""
     declared: bool | None = None
@@ -63,6 +78,7 @@ class Memories:
         return {
             "averages": torch.stack([self.source()] * count),
             "medians": [],
+            "spreads": [],
             "remembered": [0] * count,
             "from_source": [self.settings.batch_size] * count,
             "used": [0] * count,
@@ -121,15 +137,27 @@ class Memories:
         slot = memory["used"].index(min(memory["used"])) if seen.declared else seen.index
         if seen.declared:
             memory["remembered"][slot] = memory["from_source"][slot] = 0
-        weight = self.weights(memory, images)[slot]  # 1 in a new memory
         averages = memory["averages"]
         old = self.source() if seen.declared else averages[slot]
         new = torch.where(seen.statistics.isfinite().all(dim=0), seen.statistics, old)
-        averages[slot] = old + weight * (new - old)
         if not memory["medians"]:
-            memory["medians"] = [torch.zeros_like(seen.medians).repeat(self.settings.memories, 1)]
-        medians = memory["medians"][0]
-        medians[slot] += weight * (seen.medians - medians[slot])
+            memory["medians"], memory["spreads"] = (
+                [torch.zeros_like(f).repeat(self.settings.memories, 1)] for f in (seen.medians, seen.spreads)
+            )
+        medians, spreads = memory["medians"][0], memory["spreads"][0]
+        if seen.declared:
+            averages[slot], medians[slot], spreads[slot] = new, seen.medians, seen.spreads
+        else:
+            weight = self.weights(memory, images)[slot]
+            averages[slot] = torch.stack(
+                [
+                    approach(old[0], new[0], weight, STEP * old[1].sqrt()),
+                    approach_log(old[1], new[1], weight),
+                ]
+            )
+            bound = FEATURE_STEP * MAD_TO_SIGMA * spreads[slot]
+            medians[slot] = approach(medians[slot], seen.medians, weight, bound)
+            spreads[slot] = approach_log(spreads[slot], seen.spreads, weight)
         memory["remembered"][slot] += images
         memory["declared"] += int(bool(seen.declared))
         memory["returned"] += int(not seen.declared and slot != memory["current"])
@@ -139,17 +167,21 @@ class Memories:
 
     def check(self, memory: Mapping[str, Any], values: Values) -> None:
         """Require memories of these layers and options in a loaded state."""
-        averages, medians = memory["averages"], memory["medians"]
+        averages = memory["averages"]
         count = self.settings.memories
         shape = (count, 2, sum(layer.num_features for layer in self.layers.values()))
         check_tensor(values, "the averages of the memories", averages, shape)
         check_tensor(values, "the variances of the memories", averages[:, 1], least=0.0)
-        if not isinstance(medians, list) or len(medians) > 1:
-            raise ValueError("the medians of the memories must be a list of at most one tensor.")
-        for value in medians:
-            if not isinstance(value, Tensor) or value.dim() != 2 or len(value) != count:
-                raise ValueError(f"the medians must be of {count} memories; make the adapter with the same memories=.")
-            check_tensor(values, "the medians of the memories", value)
+        for name in ("medians", "spreads"):
+            tensors = memory[name]
+            if not isinstance(tensors, list) or len(tensors) != len(memory["medians"]) or len(tensors) > 1:
+                raise ValueError(f"the {name} of the memories must be a list of at most one tensor.")
+            for value in tensors:
+                if not isinstance(value, Tensor) or value.dim() != 2 or len(value) != count:
+                    raise ValueError(
+                        f"the {name} must be of {count} memories; make the adapter with the same memories=."
+                    )
+                check_tensor(values, f"the {name} of the memories", value, least=0.0 if name == "spreads" else None)
         for name in ("remembered", "from_source", "used"):
             if not isinstance(memory[name], list) or len(memory[name]) != count:
                 raise ValueError(f"{name} must be a list of {count} numbers; make the adapter with the same memories=.")
@@ -175,6 +207,17 @@ class Memories:
         if key not in self._constants:
             self._constants[key] = torch.tensor(values, device=self.device)
         return self._constants[key]
+
+
+def approach(old: Tensor, new: Tensor, weight: float, bound: Tensor) -> Tensor:
+    """Return an average after a batch, which pulls no further than a bound."""
+    return old + weight * torch.maximum(torch.minimum(new - old, bound), -bound)
+
+
+def approach_log(old: Tensor, new: Tensor, weight: float) -> Tensor:
+    """Return an average of positive numbers after a batch, which pulls no further than the factor exp(STEP)."""
+    old, new = old.clamp(min=TINY), new.clamp(min=TINY)
+    return old * (weight * (new / old).log().clamp(-STEP, STEP)).exp()
 
 
 def source_statistics(layer: RobustBatchNorm) -> tuple[Tensor, Tensor]:

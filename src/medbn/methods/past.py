@@ -55,14 +55,17 @@ class Past(Adapter):
     features of single images in the input of the first layer (``_changes.py``). Where they differ by more than a share
     of ``malicious`` crafted images can feign, a change is declared: the batch is normalised with its own statistics,
     mixed with the training statistics (``fallback``), and a new memory starts with it. Where an older memory fits, that
-    is taken up again instead. So no image's prediction depends on others of its batch but through this choice, and in
-    declared batches through the fallback. The first batch is declared, because nothing is remembered. ``memory`` counts
-    how many batches were ``"declared"``, and how many ``"returned"`` to an older memory. Calls of fewer images than a
-    test needs, about 70, are predicted by the memory in use, collected, and tested together. No batch has a second
-    pass. docs/threat-model.md says what is proved, and what is not.
+    is taken up again instead. A batch in which none is declared pulls its memory by a bounded amount
+    (``_memories.py``), so that batches that are malicious as a whole, and raise no alarm, move it little. So no image's
+    prediction depends on others of its batch but through this choice, and in declared batches through the fallback. The
+    first batch is declared, because nothing is remembered. ``memory`` counts how many batches were ``"declared"``, and
+    how many ``"returned"`` to an older memory. Calls of fewer images than a test needs, about 70, are predicted by the
+    memory in use, collected, and tested together. No batch has a second pass. docs/threat-model.md says what is proved,
+    and what is not.
 
     The surrogate that an attacker differentiates normalises the batch with an average that includes it. That is how the
-    same images would be predicted if they came again: all that the attacker can still change.
+    same images would be predicted if they came again: all that the attacker can still change. With
+    ``changes="detect"`` this average leaves the bound out, which has no gradient where it is reached.
 
     Args:
         model: the model to adapt.
