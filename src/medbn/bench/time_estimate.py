@@ -195,14 +195,19 @@ def _dataset_size(name: str) -> tuple[int, tuple[int, int, int]]:
     return (info and info.images) or 10_000, (info and info.shape) or (3, 32, 32)
 
 
-def describe_duration(seconds: float, device: str) -> str:
+def describe_duration(seconds: float, device: str, per_second: float) -> str:
     """Return an estimated time in words; beyond a week, that it is too long here, and what it takes on a GPU.
 
-    >>> describe_duration(40, "cpu"), describe_duration(4000, "cpu"), describe_duration(5e5, "cpu")
+    Args:
+        seconds: the estimate.
+        device: that it is for.
+        per_second: the speed that it was made with. Measured again, a busy machine would have another one.
+
+    >>> describe_duration(40, "cpu", 1e9), describe_duration(4000, "cpu", 1e9), describe_duration(5e5, "cpu", 1e9)
     ('40 s', '1.1 h', '6 days')
     """
     if seconds > LONGEST:
-        return f"too long here, about {gpu_hours(seconds, device):,.0f} GPU-hours"
+        return f"too long here, about {gpu_hours(seconds, device, per_second):,.0f} GPU-hours"
     if seconds < 90:
         return f"{seconds:.0f} s"
     if seconds < 5400 / 2:
@@ -210,7 +215,7 @@ def describe_duration(seconds: float, device: str) -> str:
     return f"{seconds / 3600:.1f} h" if seconds < 2 * 86400 else f"{seconds / 86400:.0f} days"
 
 
-def gpu_hours(seconds: float, device: str) -> float:
+def gpu_hours(seconds: float, device: str, per_second: float) -> float:
     """Return the hours on a GPU, at least one, of what takes ``seconds`` on this machine's device."""
-    gpu = seconds if torch.device(device).type == "cuda" else seconds * calibrate(device) / GPU_SPEED
+    gpu = seconds if torch.device(device).type == "cuda" else seconds * per_second / GPU_SPEED
     return max(1.0, gpu / 3600)

@@ -50,7 +50,7 @@ def run(options: argparse.Namespace) -> None:
         needs = " ".join(dict.fromkeys(s.data for s in recipe.settings))
         models = " ".join(dict.fromkeys(s.model for s in recipe.settings))
         ready = "yes" if not recipe_requirements(recipe, options.root) else "-"
-        duration = time_estimate.describe_duration(time_estimate.estimate_seconds(recipe, speed), device)
+        duration = time_estimate.describe_duration(time_estimate.estimate_seconds(recipe, speed), device, speed)
         rows.append((name, ready, needs, models, duration, recipe.about.split(":")[0]))
     print(format_table(("recipe", "ready", "data", "model", "time", "what"), rows))
     print(f"\ntimes are estimates for the whole recipe on {device}; shorten a run with {SHORTENING}.")
@@ -87,7 +87,7 @@ def print_plan(chosen: Sequence[Recipe], gpus: int) -> None:
 
 def describe(recipe: Recipe, options: argparse.Namespace, device: str) -> None:
     """Print one recipe, and the commands that get what is missing for it."""
-    from ..bench import UNCORRUPTED, recipe_requirements, time_estimate
+    from ..bench import UNCORRUPTED, recipe_requirements
 
     attacks = "; ".join(
         f"{a.objective}, {a.label} gradient, {a.steps} steps of {a.step_size * 255:.3g}/255" for a in recipe.attacks
@@ -108,7 +108,7 @@ def describe(recipe: Recipe, options: argparse.Namespace, device: str) -> None:
         ("streams", str(len(list(recipe.cells())))),
         ("paper", ", ".join(recipe.published) or "-"),
         ("device", "any; a GPU for all but digits and scenes"),
-        ("time", _time(time_estimate.estimate_seconds(recipe, time_estimate.calibrate(device)), device)),
+        ("time", _time(recipe, device)),
     ]
     width = max(len(name) for name, _ in items)
     print("\n".join(f"{name:{width}}  {value}" for name, value in [("recipe", recipe.name), *items]))
@@ -123,10 +123,12 @@ def _describe_data(setting: Setting, corrupted: bool) -> str:
     return f"{setting.data} ({', '.join(notes)})" if notes else setting.data
 
 
-def _time(seconds: float, device: str) -> str:
+def _time(recipe: Recipe, device: str) -> str:
     from ..bench import time_estimate
 
-    duration = time_estimate.describe_duration(seconds, device)
+    speed = time_estimate.calibrate(device)
+    seconds = time_estimate.estimate_seconds(recipe, speed)
+    duration = time_estimate.describe_duration(seconds, device, speed)
     if seconds > time_estimate.LONGEST:
         return f"{duration} (estimate); shorten it with {SHORTENING}"
     return f"{duration} on {device} (estimate)"
