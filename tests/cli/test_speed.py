@@ -163,3 +163,16 @@ def test_torch_and_numpy_are_enough():
     done = subprocess.run([sys.executable, "-c", BARE], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert "4×3×5×5" in done.stdout
+
+
+@pytest.mark.slow
+def test_a_model_is_timed_alone_and_needs_a_name(capsys):
+    tiny = ["--device", "cpu", "--batch", "6", "--pixels", "8", "--no-reference", "--rounds", "1"]
+    assert main(["speed", "--model", "resnet-small", *tiny]) == 0
+    printed = capsys.readouterr().out
+    assert "model: resnet-small, 6 images of 8 pixels" in printed
+    assert "layer:" not in printed
+    assert main(["speed", "model", *tiny]) == 2
+    assert "--model" in capsys.readouterr().err
+    assert main(["speed", "--model", "resnet27", *tiny]) == 2
+    assert "resnet26" in capsys.readouterr().err

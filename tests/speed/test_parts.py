@@ -78,6 +78,20 @@ def test_a_step_and_an_attack_are_measured_on_every_path():
         assert {(row.estimator, row.path) for row in rows if row.case["method"] == method} == expected
 
 
+@pytest.mark.slow
+def test_a_model_of_any_name_is_measured_with_each_method(monkeypatch):
+    assert measure("model") == []
+    small = replace(TINY, models=("resnet-small",), pixels=8, batch=6, reference=False)
+    rows = measure("model", small)
+    path = kernels.selected(torch.zeros(2, 2, 2, 2))
+    assert {(row.case["method"], row.estimator, row.path) for row in rows} == {
+        (method, estimator, path) for method in ("tebn", "tent", "past") for estimator in ("median", "image_median")
+    }
+    assert all(row.clock == "wall" and len(row.ratios) == 2 for row in rows)
+    (table,) = speed.build_tables(rows)
+    assert len(table.rows) == 3 * 3
+
+
 def test_a_fifth_of_an_attacked_batch_is_malicious(monkeypatch):
     calls, selected = [], set()
 
@@ -146,3 +160,17 @@ def test_layers_on_a_gpu_have_both_clocks():
     fast = [row for row in rows if row.path in ("triton", "torch")]
     assert all(row.values and not row.note for row in fast)
     assert all(row.values[0] > 0 for row in measure("memory", settings))
+
+
+@pytest.mark.gpu
+def test_a_model_on_a_gpu_has_graphs_and_the_device_s_work():
+    settings = replace(TINY, device="cuda", models=("resnet-small",), pixels=32, batch=6, reference=False)
+    rows = measure("model", settings)
+    assert {row.clock for row in rows} == {"wall", "device", "kernels"}
+    replayed = {row.case["method"] for row in rows if row.path == "graph"}
+    assert replayed == {"tebn", "past"}
+    kernels_run = {
+        (row.case["method"], row.estimator, row.path): row.values[0] for row in rows if row.clock == "kernels"
+    }
+    assert all(count > 10 for count in kernels_run.values())
+    assert kernels_run["tebn", "median", "triton"] > kernels_run["tebn", "mean", "graph"]

@@ -68,3 +68,21 @@ def test_scaling_is_per_element():
 
 def test_no_measurements_make_no_table():
     assert build_tables([]) == []
+
+
+def test_the_model_table_says_how_a_batch_is_served_and_what_the_device_does():
+    case = {"model": "m", "method": "tebn", "layout": "nchw", "batch": 4, "pixels": 8, "dtype": "float32"}
+
+    def row(estimator, path, clock, value, beside=1e-3):
+        return Measurement("model", case, estimator, path, clock, [value], [beside])
+
+    rows = [row("median", "triton", "wall", 2e-3), row("mean", "graph", "wall", 5e-4)]
+    rows += [row("median", "triton", "device", 1.2e-3, 9e-4), row("median", "triton", "kernels", 40.0, 30.0)]
+    (table,) = build_tables(rows)
+    assert table.rows == [
+        ["tebn", "nchw", "mean", "torch", "1 ms", "1", "900 µs", "30"],
+        ["tebn", "nchw", "median", "triton", "2 ms", "2.00 [2.00, 2.00]", "1.2 ms", "40"],
+        ["tebn", "nchw", "mean", "graph", "500 µs", "0.50 [0.50, 0.50]", "–", "–"],
+    ]
+    assert "m, 4 images of 8 pixels" in table.title
+    assert rows[-1].to_record()["kernels"] == [40.0]

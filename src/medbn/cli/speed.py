@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from .._errors import unknown_name
 from .._version import __version__
 from ._arguments import add_device, choose_device, positive_int
-from ._completion import complete, estimator_names, speed_dtypes, speed_layouts, speed_parts
+from ._completion import complete, estimator_names, model_names, speed_dtypes, speed_layouts, speed_parts
 from ._terminal import Progress, check_destination, format_table, show_progress
 
 if TYPE_CHECKING:
@@ -34,9 +34,13 @@ def configure(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the command."""
     parser.description = (
         "Measure speed and memory on this machine, each as a ratio to BatchNorm measured in turns with it.\n"
-        "Parts: layer, step (one of TENT), attack, scaling (time per element), memory; all of them by default."
+        "Parts: layer, step (one of TENT), attack, scaling (time per element), memory; all of them by default.\n"
+        "With --model: batches through that model, with TeBN, TENT and past, and nothing else by default."
     )
-    parser.epilog = "examples:\n  medbn speed --quick\n  medbn speed layer memory --estimators median --json speed.json"
+    parser.epilog = (
+        "examples:\n  medbn speed --quick\n  medbn speed layer memory --estimators median --json speed.json\n"
+        "  medbn speed --model torchvision:resnet50 --batch 64 --pixels 224"
+    )
     parts = parser.add_argument(
         "parts", nargs="*", metavar="PART", help="layer, step, attack, scaling, memory (default: all)"
     )
@@ -51,6 +55,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
     dtype = what.add_argument(
         "--dtype", default="float32", metavar="T", help="float32, bfloat16, float16 (default: float32)"
     )
+    named = what.add_argument("--model", nargs="+", metavar="M", help="models: ours, torchvision:NAME, timm:NAME, ...")
+    what.add_argument("--pixels", type=positive_int, metavar="N", help="size of the images of --model (default: 32)")
     what.add_argument("--batch", type=positive_int, metavar="B", help="images in a step and in an attacked batch")
     what.add_argument("--attack-steps", type=positive_int, metavar="N", help="default: 100; 2 on a CPU")
     what.add_argument("--no-reference", action="store_true", help="leave out the reference path, which takes longest")
@@ -60,6 +66,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     place.add_argument("--threads", type=positive_int, metavar="N", help="torch's threads")
     complete(estimators, estimator_names)
     complete(parts, speed_parts)
+    complete(named, model_names)
     complete(layouts, speed_layouts)
     complete(dtype, speed_dtypes)
 
@@ -70,10 +77,13 @@ def run(options: argparse.Namespace) -> None:
 
     from .. import speed
 
-    parts = list(dict.fromkeys(options.parts or speed.PARTS))
+    every = [part for part in speed.PARTS if part != "model"]
+    parts = list(dict.fromkeys(options.parts or (["model"] if options.model else every)))
     for part in parts:
         if part not in speed.PARTS:
             raise unknown_name("part", part, speed.PARTS)
+    if ("model" in parts) != bool(options.model):
+        raise ValueError("the part 'model' times the models that --model names, such as torchvision:resnet50.")
     settings = _settings(options)
     if options.threads:
         torch.set_num_threads(options.threads)
@@ -156,6 +166,10 @@ def _settings(options: argparse.Namespace) -> Settings:
         changes["batch"] = changes["attack_batch"] = options.batch
     if options.attack_steps:
         changes["attack_steps"] = options.attack_steps
+    if options.model:
+        changes["models"] = tuple(dict.fromkeys(options.model))
+    if options.pixels:
+        changes["pixels"] = options.pixels
     if options.rounds:
         changes["rounds"] = options.rounds
     return replace(settings, **changes)

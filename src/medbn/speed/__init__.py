@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from . import attack, layer, memory, scaling, step
+from . import attack, layer, memory, model, scaling, step
 from .environment import describe_environment
 from .measurement import Measurement
 from .settings import DTYPES, LAYOUTS, Settings
@@ -39,5 +39,5 @@ class Part(NamedTuple):
 
 PARTS = {
     module.__name__.rpartition(".")[2]: Part(module.cases, module.measure)
-    for module in (layer, step, attack, scaling, memory)
+    for module in (layer, step, attack, scaling, memory, model)
 }

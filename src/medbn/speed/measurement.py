@@ -30,7 +30,8 @@ class Measurement:
     estimator: str
     path: str
     clock: str
-    """``"wall"``: wall-clock time; ``"graph"``: device time of replaying a CUDA graph; ``"bytes"``: memory."""
+    """``"wall"``: wall-clock time; ``"graph"``: device time of replaying a CUDA graph; ``"bytes"``: memory;
+    ``"device"``: how long a GPU works; ``"kernels"``: how many it runs."""
     values: list[float] = field(default_factory=list)
     """The candidate's seconds or bytes."""
     batch_norm: list[float] = field(default_factory=list)
@@ -46,7 +47,7 @@ class Measurement:
     def to_record(self) -> dict[str, Any]:
         """Return everything as a dict for JSON."""
         record = asdict(self)
-        unit = "bytes" if self.clock == "bytes" else "seconds"
+        unit = self.clock if self.clock in ("bytes", "kernels") else "seconds"
         numbers = {unit: record.pop("values"), f"batch_norm_{unit}": record.pop("batch_norm"), "ratios": self.ratios}
         rounded = {name: [float(f"{value:.6g}") for value in values] for name, values in numbers.items()}
         return {**record.pop("case"), **record, **rounded}

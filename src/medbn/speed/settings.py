@@ -33,11 +33,21 @@ class Settings:
     model: str = "resnet26"
     model_layouts: tuple[str, ...] = ("nchw",)
     """The memory formats of the whole model."""
+    models: tuple[str, ...] = ()
+    """The models of the part ``model``: any name that ``medbn.models.get`` takes."""
+    pixels: int = 32
+    """The size of the images of the part ``model``."""
     reference: bool = True
     """Measure the reference path beside the fast one."""
     rounds: int | None = None
     """Rounds of every candidate, with two ratios each; None stands for the part's default."""
-    default_rounds: tuple[tuple[str, int], ...] = (("layer", 5), ("step", 2), ("attack", 1), ("scaling", 1))
+    default_rounds: tuple[tuple[str, int], ...] = (
+        ("layer", 5),
+        ("step", 2),
+        ("attack", 1),
+        ("scaling", 1),
+        ("model", 2),
+    )
     batch: int = 200
     attack_batch: int = 200
     attack_steps: int = 100
@@ -55,7 +65,7 @@ class Settings:
         """Return what is measured by default on a device, which takes minutes, or with ``quick`` seconds."""
         if torch.device(device).type == "cuda":
             large = tuple((200, *shape) for shape in LARGE)
-            rounds = (("layer", 10), ("step", 10), ("attack", 2), ("scaling", 5))
+            rounds = (("layer", 10), ("step", 10), ("attack", 2), ("scaling", 5), ("model", 10))
             layouts = ("nchw", "channels_last")
             # Memory for x, g, y, dx and the temporaries of the reference path, and all of it again in each graph.
             elements = min(2**29, torch.cuda.get_device_properties(device).total_memory // (4 * 64))

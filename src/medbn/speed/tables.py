@@ -41,6 +41,8 @@ def build_tables(measurements: Sequence[Measurement], device: str = "") -> list[
         return [_scaling_table(group) for group in _groups(rows)]
     if part == "memory":
         return [_memory_table(group) for group in _groups(rows, "layout")]
+    if part == "model":
+        return [_serving_table(rows)]
     return [_model_table(part, rows, device)] if rows else []
 
 
@@ -107,6 +109,30 @@ def _model_table(part: str, rows: Sequence[Measurement], device: str) -> Table:
     columns.insert(5, "one step")
     title = f"attack: DIA, targeted, {first['steps']} steps, {settings}"
     return Table(title, [*columns, *["× authors' throughput"] * authors], lines, _notes(rows))
+
+
+def _serving_table(rows: Sequence[Measurement]) -> Table:
+    """Return a line per way to serve a model, with what the device does of its time."""
+    lines = []
+    timed = [row for row in rows if row.clock == "wall"]
+    for group in _groups(timed, "model", "layout", "method"):
+        case = group[0].case
+        batch_norm = [seconds for row in group for seconds in row.batch_norm]
+        entries = [("mean", "torch", batch_norm, "1")] if batch_norm else []
+        entries += [(row.estimator, row.path, row.values, _quartiles(row)) for row in group]
+        for estimator, path, values, ratio in entries:
+            line = [case["method"], case["layout"], estimator, path, _time(median(values) if values else None), ratio]
+            for clock in ("device", "kernels"):
+                beside = [row for row in rows if row.case == case and row.clock == clock]
+                found = [row.values[0] for row in beside if (row.estimator, row.path) == (estimator, path)]
+                found = [row.batch_norm[0] for row in beside] if path == "torch" else found
+                line.append((_time(found[0]) if clock == "device" else f"{found[0]:.0f}") if found else NONE)
+            lines.append(line)
+    case = rows[0].case
+    columns = ["method", "layout", "estimator", "path", "one batch", "/ BatchNorm's", "device works", "kernels"]
+    settings = f"{case['batch']} images of {case['pixels']} pixels, {case['dtype']}, {CLOCKS['wall']}"
+    names = ", ".join(dict.fromkeys(row.case["model"] for row in rows))
+    return Table(f"model: {names}, {settings}", columns, lines, _notes(timed))
 
 
 def _memory_table(rows: list[Measurement]) -> Table:
