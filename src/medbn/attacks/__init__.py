@@ -15,6 +15,7 @@ from .projections import project
 from .registry import available, get, register, unregister
 from .replay import Replay
 from .scenarios import Cumulative, Instant, Outcome, Scenario, cumulative, instant
+from .statistics_bound import StatisticsBound
 from .summary import Summary, mean_iou
 from .unnoticed import Unnoticed
 
@@ -33,6 +34,7 @@ __all__ = [
     "PoisonedBatch",
     "Replay",
     "Scenario",
+    "StatisticsBound",
     "Summary",
     "Targeted",
     "TargetedPixel",
