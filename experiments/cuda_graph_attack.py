@@ -20,6 +20,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from datetime import date
 from pathlib import Path
 from typing import Any
@@ -138,7 +139,7 @@ class Candidate:
 
     def run(self, steps: int | None = None) -> None:
         """Attack the batch once."""
-        attack = self.attack if steps is None else DIA(**{**vars(self.attack), "steps": steps})
+        attack = self.attack if steps is None else replace(self.attack, steps=steps)
         attack(self.adapter, self.images, self.labels, slice(self.options.images - self.options.malicious, None))
 
     def measure(self) -> None:
