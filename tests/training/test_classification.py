@@ -8,9 +8,12 @@ import pytest
 import torch
 from torch import nn
 
+import medbn
 from medbn import data, models, training
 from medbn.cli import main
 from medbn.training import Plan, accuracy, augment, train
+
+from ..data.images import cifar_records
 
 
 def tiny() -> nn.Module:
@@ -146,6 +149,26 @@ def test_on_the_command_line(tmp_path, capsys):
     model = models.get("resnet-small", weights=out)  # the file says how many channels and classes
     assert f"{accuracy(model, data.load('digits')):.1%}" in printed
     assert not list(tmp_path.glob(".*"))
+
+
+@pytest.mark.slow
+def test_a_vision_transformer_is_trained_on_cifar_and_adapts(tmp_path):
+    """On random pixels in the layout of CIFAR-10, as the recipe without-batchnorm needs it."""
+    folder = tmp_path / "cifar-10-batches-bin"
+    folder.mkdir()
+    for part in range(1, 6):
+        cifar_records(8, 1, 10, part).tofile(folder / f"data_batch_{part}.bin")
+    cifar_records(8, 1, 10).tofile(folder / "test_batch.bin")
+    out = tmp_path / "models" / "vit-small-cifar10.safetensors"
+    options = ["--root", str(tmp_path), "--epochs", "1", "--batch-size", "20", "--lr", "0.01", "--quiet"]
+    assert main(["train", "vit-small", "--data", "cifar10", "--out", str(out), *options]) == 0
+    model = models.get("vit-small", weights=str(out))
+    with pytest.warns(UserWarning, match="no BatchNorm"):
+        tta = medbn.adapt(model, "tent")
+    images, _ = next(data.load("cifar10", root=tmp_path).batches(8))
+    first = tta(images)
+    assert first.shape == (8, 10)
+    assert not torch.equal(tta(images), first)
 
 
 @pytest.mark.parametrize(
