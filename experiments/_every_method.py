@@ -69,19 +69,27 @@ def on_digits() -> list[Recipe]:
 
 
 def _attacked(recipe: Recipe, reached: tuple[str, ...] = REACHED) -> list[Recipe]:
-    """Return an attacked recipe in parts: exact gradients first; two seeds of targets, one of other batches."""
-    objectives = (("targeted", (1, 2)), ("indiscriminate", (1,)))
-    each = [replace(select_attacks(recipe, objective=name), seeds=seeds) for name, seeds in objectives]
+    """Return an attacked recipe in parts: exact gradients first; two seeds of targets, one of other batches.
+
+    Each objective has a name of its own, and its last part all gradients: a report shows what the last run of a name
+    could have had.
+    """
+    each = [
+        replace(
+            select_attacks(recipe, objective=objective),
+            name=f"{recipe.name}-{objective}",
+            about=f"{recipe.about.rstrip('.')}; the {objective} attack.",
+            seeds=seeds,
+        )
+        for objective, seeds in (("targeted", (1, 2)), ("indiscriminate", (1,)))
+    ]
     others = tuple(name for name in recipe.methods if name in (*reached, *COME))
     exact = [select_attacks(part, gradients=("exact",)) for part in each]
-    if not others:
-        return exact
-    rest = [select_attacks(part, gradients=("straight_through", "smooth")) for part in each]
-    robust = tuple(name for name in recipe.estimators if name != "mean")  # all gradients of a mean are the same
-    return [*exact, *(replace(part, methods=others, estimators=robust) for part in rest)]
+    return [*exact, *(replace(part, methods=others) for part in each)]
 
 
 def _with_come(recipe: Recipe) -> Recipe:
     """Return a recipe of the methods that minimise an entropy, with COME's in its place."""
-    suffix = recipe.name.removeprefix("every-method")
-    return replace(recipe, name=f"come{suffix or '-attacked'}", methods=tuple(COME), options=COME)
+    about = f"{recipe.about.rstrip('.')}, where methods minimise COME's entropy."
+    name = recipe.name.replace("every-method", "come")
+    return replace(recipe, name=name, about=about, methods=tuple(COME), options=COME)

@@ -13,12 +13,19 @@ import re
 import sys
 
 import _cifar10_tables  # noqa: F401  adds its tables
+import _every_method_tables  # noqa: F401
 import _segmentation_tables  # noqa: F401
 import _summary_tables  # noqa: F401
 from _stored import REPOSITORY, TABLES, Rows
 from medbn import cli
 
-PAGES = ("README.md", "docs/results.md", "docs/results/cifar10-c.md", "docs/results/segmentation.md")
+PAGES = (
+    "README.md",
+    "docs/results.md",
+    "docs/results/cifar10-c.md",
+    "docs/results/segmentation.md",
+    "docs/results/every-method.md",
+)
 
 
 def markdown(rows: Rows) -> str:
