@@ -5,6 +5,7 @@ import torch
 from medbn.attacks import _graph as steps
 from medbn.cuda_graphs import Graph, cache
 from medbn.methods import _graph as forward
+from medbn.methods import _step_graph as learning
 
 
 class SimulatedGraph(Graph):
@@ -25,9 +26,9 @@ def simulate_graphs(monkeypatch, capture=lambda function, inputs, pool: Simulate
         captured.append(capture(function, inputs, pool))
         return captured[-1]
 
-    for module in (steps, forward):
+    for module in (steps, forward, learning):
         monkeypatch.setattr(module, "capture", record)
-    for module in (cache, forward):
+    for module in (cache, forward, learning):
         monkeypatch.setattr(module, "find_obstacle", lambda model, tensors: None)
     monkeypatch.setattr(torch.cuda, "graph_pool_handle", object)
     return captured

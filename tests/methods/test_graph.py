@@ -166,8 +166,15 @@ def test_where_graphs_are_impossible_the_first_call_says_so_and_changes_nothing(
         tta(batches[0])
     assert_same(state(tta), before)
     for method in LEARNING:
-        with pytest.raises(ValueError, match="'graph'"):
-            medbn.adapt(model, method, graph=True)
+        if method in REPLAYED:
+            options = {"source": [batches[0]]} if method == "eata" else {}
+            with pytest.raises(RuntimeError, match=r"graph=True.*MEDBN_GRAPHS=0"):
+                make(model, method, graph=True, **options)(batches[0])
+            with pytest.raises(ValueError, match=r"graph=True.*influence"):
+                medbn.adapt(model, method, graph=True, influence="clip", **options)
+        elif method != "lame":
+            with pytest.raises(ValueError, match=r"graph=True.*tent, eta, eata and sar"):
+                medbn.adapt(model, method, graph=True)
 
 
 def test_a_failed_capture_is_an_error_and_changes_nothing(model, batches, monkeypatch):
@@ -181,6 +188,62 @@ def test_a_failed_capture_is_an_error_and_changes_nothing(model, batches, monkey
     with pytest.raises(RuntimeError, match=r"graph=True.*that one test"):
         tta(batches[1])
     assert_same(state(tta), before)
+
+
+# --- methods that learn -----------------------------------------------------------------------------------------------
+
+REPLAYED = ("tent", "eta", "eata", "sar")
+STEPS = {"one": {}, "two, after": {"steps": 2, "predict": "after"}, "SGD": {"optimizer": "momentum", "lr": 0.05}}
+
+
+@pytest.mark.parametrize("steps", STEPS)
+@pytest.mark.parametrize("method", REPLAYED)
+def test_methods_that_learn_replay_both_passes(method, steps, model, batches, captured):
+    options = STEPS[steps]
+    if method == "sar":
+        options = {name: value for name, value in options.items() if name != "steps"}
+    tta, plain = (make(model, method, "median", **options, graph=graph) for graph in (True, False))
+    for x in batches * 2:
+        assert torch.equal(tta(x), plain(x))
+        assert_same(state(tta), state(plain))
+    kinds = 2 if method == "eata" else 1  # EATA learns from source images of another number too
+    assert len(captured) == 2 * kinds
+    for adapter in (tta, plain):
+        adapter.reset()
+    for x in batches:
+        assert torch.equal(tta(x), plain(x))
+    assert_same(state(tta), state(plain))
+
+
+def test_learning_with_graphs_takes_padding_structure_and_copies(batches, captured):
+    torch.manual_seed(0)
+    model = Structured()
+    tta, plain = (medbn.adapt(model, "tent", "median", graph=graph) for graph in (True, False))
+    valid = torch.arange(len(batches[0])) < 9
+    for x in batches:
+        for options in ({}, {"valid": valid}):
+            output, expected = (adapter(x, shift=0.5, **options) for adapter in (tta, plain))
+            assert torch.equal(output.logits, expected.logits)
+            assert torch.equal(output.extra["features"], expected.extra["features"])
+            assert not output.logits.requires_grad
+    assert_same(state(tta), state(plain))
+    assert len(captured) == 2
+    for other in (copy.deepcopy(tta), pickle.loads(pickle.dumps(tta))):
+        twin = copy.deepcopy(plain)
+        for x in batches:
+            assert torch.equal(other(x, shift=0.0).logits, twin(x, shift=0.0).logits)
+
+
+def test_a_gradient_of_an_overwritten_pass_is_an_error(model, batches, captured):
+    tta = medbn.adapt(model, "tent", "median", graph=True)
+    for x in batches[:3]:
+        tta(x)
+    inputs = tta.read_call((batches[0],), {})
+    with torch.enable_grad():
+        first, second = tta.run_model(inputs), tta.run_model(inputs)
+        torch.autograd.grad(second.sum(), list(tta.learned.values()), allow_unused=True)
+        with pytest.raises(RuntimeError, match="overwritten"):
+            torch.autograd.grad(first.sum(), list(tta.learned.values()), allow_unused=True)
 
 
 # --- graph=None -------------------------------------------------------------------------------------------------------
@@ -449,3 +512,19 @@ def test_by_default_what_cannot_be_captured_is_served_all_the_same(model, on_gpu
         results.append([adapter(x) for x in on_gpu * 4])
     for output, expected in zip(*results, strict=True):
         torch.testing.assert_close(output, expected)
+
+
+@pytest.mark.gpu
+@pytest.mark.filterwarnings("ignore:.*deterministic")
+@pytest.mark.parametrize("form", [torch.contiguous_format, torch.channels_last])
+@pytest.mark.parametrize("estimator", ["mean", "median", "image_median"])
+@pytest.mark.parametrize("method", REPLAYED)
+def test_replayed_steps_learn_the_same_bits(method, estimator, form, on_gpu, exact):
+    model = small_model().cuda().to(memory_format=form)
+    images = [x.contiguous(memory_format=form) for x in on_gpu]
+    options = {"source": images[:1]} if method == "eata" else {}
+    tta, plain = (make(model, method, estimator, graph=graph, **options) for graph in (True, False))
+    for x in [*images, images[1][:7].contiguous(memory_format=form), *images]:
+        assert torch.equal(tta(x), plain(x))
+        assert_same(state(tta), state(plain))
+    assert len(tta._step_graphs._cache) >= 1

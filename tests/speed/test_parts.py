@@ -168,7 +168,7 @@ def test_a_model_on_a_gpu_has_graphs_and_the_device_s_work():
     rows = measure("model", settings)
     assert {row.clock for row in rows} == {"wall", "device", "kernels"}
     replayed = {row.case["method"] for row in rows if row.path == "graph"}
-    assert replayed == {"tebn", "past"}
+    assert replayed == {"tebn", "tent", "past"}
     kernels_run = {
         (row.case["method"], row.estimator, row.path): row.values[0] for row in rows if row.clock == "kernels"
     }

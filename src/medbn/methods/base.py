@@ -47,8 +47,8 @@ class Adapter(Method):
             differ only in the values of their tensors share a graph, which is captured at the second such call; the
             last four kinds are kept. None uses a graph where a replay gave the same bits, was faster and fits into
             memory, and says at debug level what it did; True raises an error where there can be none; False never does.
-            Not for models whose own code keeps something outside its modules from call to call or branches on values,
-            and not for methods that learn.
+            Not for models whose own code keeps something outside its modules from call to call or branches on values.
+            For methods that learn, see Learner.
         lock: make other threads wait for a call, so that threads may share the adapter. Without it, never call it from
             two threads at a time.
         min_images: calls of fewer usable images are predicted as always, and not adapted on.
@@ -217,7 +217,7 @@ class Adapter(Method):
         return self._predict_once(inputs)  # with the memory of the graphs, which nobody asked for
 
     def _predict_once(self, inputs: Inputs) -> tuple[Any, Commit | None]:
-        tries = self.graph is not False and self.group is None
+        tries = self.graph is not False and self.group is None and not self.learned
         replayed = self._graphs.run(self, inputs) if tries else None
         if replayed is not None:
             output, gather = replayed

@@ -38,6 +38,7 @@ class ETA(EntropyLearner):
 
     presets: ClassVar[dict[str, dict[str, Any]]] = {"imagenet": {"redundancy": 0.05}}
     surrogate_from_policies: ClassVar[bool] = True
+    replays: ClassVar[bool] = True
 
     def __init__(
         self, model: nn.Module, *, margin: float = 0.4, redundancy: float = 0.4, average: float = 0.9, **options: Any

@@ -44,6 +44,7 @@ class SAR(EntropyLearner):
     presets: ClassVar[dict[str, dict[str, Any]]] = {"imagenet": {"recovery": 0.2}}
     freezes_last_stage: ClassVar[bool] = True
     surrogate_from_policies: ClassVar[bool] = True
+    replays: ClassVar[bool] = True
 
     def __init__(
         self,

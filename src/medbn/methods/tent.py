@@ -20,6 +20,7 @@ class Tent(EntropyLearner):
 
     label: ClassVar[str] = "TENT"
     surrogate_from_policies: ClassVar[bool] = True
+    replays: ClassVar[bool] = True
 
     def loss(self, predictions: Predictions, memory: dict[str, Any], learned: dict[str, Tensor]) -> Tensor | None:
         """Return the mean entropy of the usable rows."""

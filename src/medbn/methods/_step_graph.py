@@ -1,0 +1,133 @@
+"""The forward and the backward pass of a method that learns, each replayed as a CUDA graph (``graph=True``).
+
+The loss, the filters and the optimiser stay plain Python between and behind them: they are small, and decide by values.
+To them, a replayed pass is a differentiable function of the learned parameters, as the model is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.autograd import Function
+from torch.utils._pytree import tree_flatten, tree_unflatten
+
+from ..cuda_graphs import CaptureError, Graph, GraphCache, ObstacleError, capture, find_obstacle
+from ._call import Inputs, map_tensors
+
+if TYPE_CHECKING:
+    from .learner import Learner
+
+
+class StepGraphs:
+    """The captured passes of one adapter. Copies and pickles of it are empty: a graph is of one adapter."""
+
+    def __init__(self) -> None:
+        self._cache = GraphCache[_StepGraph]()
+        self._checked = False
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return StepGraphs, ()
+
+    def run(self, adapter: Learner, inputs: Inputs) -> Any:
+        """Return the model's output as a differentiable function of what is learned; None to run without a graph.
+
+        Calls of one kind are captured when they come for the second time. Padded batches run without a graph. A
+        RuntimeError says what makes graphs impossible, before any change.
+        """
+        leaves, structure = tree_flatten((inputs.args, inputs.kwargs))
+        try:
+            if not self._checked:
+                obstacle = find_obstacle(adapter.model, [leaf for leaf in leaves if isinstance(leaf, Tensor)])
+                if obstacle:
+                    raise ObstacleError(obstacle)
+                self._checked = True
+            if inputs.valid is not None:
+                return None
+            key = (str(structure), *map(id, adapter.learned.values()))
+            step = self._cache.get(
+                adapter.model, key, leaves, lambda guard, pool: _capture(adapter, inputs, pool), wait=True
+            )
+        except CaptureError as error:
+            raise RuntimeError(f"graph=True, and a step cannot be captured as a CUDA graph: {error}") from error
+        return None if step is None else step.run(leaves, adapter.learned.values())
+
+
+class _Count:
+    """How often a forward pass was replayed: a backward pass belongs to the last one."""
+
+    value = 0
+
+
+class _StepGraph(NamedTuple):
+    forward: Graph[Any]
+    backward: Graph[tuple[Tensor | None, ...]]
+    replays: _Count
+
+    def run(self, leaves: list[Any], learned: Iterable[Tensor]) -> Any:
+        """Return the output of a replay."""
+        self.forward.load(leaves)
+        output = self.forward.replay()
+        self.replays.value += 1
+        results = iter(_Replayed.apply(self, self.replays.value, _differentiable(output), *learned))  # type: ignore[no-untyped-call]
+        return map_tensors(output, lambda t: next(results) if t.requires_grad else t.clone())
+
+
+class _Replayed(Function):
+    """Copies of the outputs of a replayed forward pass, whose backward pass is replayed too."""
+
+    @staticmethod
+    def forward(ctx: Any, step: _StepGraph, replay: int, outputs: list[Tensor], *learned: Tensor) -> Any:
+        ctx.step, ctx.replay = step, replay
+        return tuple(t.detach().clone() for t in outputs)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        step = ctx.step
+        if ctx.replay != step.replays.value:
+            raise RuntimeError(
+                "the gradient of a replayed pass is asked for after the next pass has overwritten it; adapt with"
+                " graph=False."
+            )
+        step.backward.load(grads)
+        found = [None if g is None else g.clone() for g in step.backward.replay()]
+        return None, None, None, *found
+
+
+def _capture(adapter: Learner, inputs: Inputs, pool: Any) -> _StepGraph:
+    """Capture a forward pass, and the backward pass that follows it; nothing adapts."""
+    leaves, structure = tree_flatten((inputs.args, inputs.kwargs))
+    learned = list(adapter.learned.values())
+
+    def run(static: list[Any]) -> Any:
+        args, kwargs = tree_unflatten(static, structure)
+        with torch.enable_grad():
+            return adapter.run_plain(Inputs(args, kwargs, inputs.size, None))
+
+    forward = capture(run, leaves, pool)
+    forward.load(leaves)
+    outputs = _differentiable(forward.replay())  # so that what is saved for backward are values, not whatever was there
+
+    def differentiate(static: list[Any]) -> tuple[Tensor | None, ...]:
+        outputs = _differentiable(forward.output) if forward.output is not None else _differentiable(forward.replay())
+        return torch.autograd.grad(outputs, learned, static, retain_graph=True, allow_unused=True)
+
+    if not outputs:
+        raise CaptureError("the model's output does not depend on what is learned.")
+    backward = capture(differentiate, [torch.zeros_like(t) for t in outputs], pool)
+    return _StepGraph(forward, backward, _Count())
+
+
+def _differentiable(output: Any) -> list[Tensor]:
+    """Return the tensors of an output of any structure that depend on what is learned."""
+    found: list[Tensor] = []
+
+    def note(t: Tensor) -> Tensor:
+        if t.requires_grad:
+            found.append(t)
+        return t
+
+    map_tensors(output, note)
+    return found
