@@ -319,6 +319,32 @@ def test_a_stream_under_attack_is_measured_once_and_drawn_from_its_record(monkey
 
 
 @pytest.mark.slow
+def test_mixtures_are_found_where_most_images_have_changed(monkeypatch, capsys):
+    options = "classes mixtures --data digits --corruptions fog brightness --repeats 1"
+    assert run(monkeypatch, "change_limits.py", *options.split()) == 0
+    printed = capsys.readouterr().out
+    assert "mixtures: 10 % of the images: found in 0 of 2" in printed
+    assert "mixtures: 100 % of the images: found in 2 of 2" in printed
+    assert printed.count("alarms in 2 batches") == 4
+
+
+@pytest.mark.slow
+def test_a_changing_stream_is_drawn_from_what_was_measured(monkeypatch, capsys, tmp_path):
+    pytest.importorskip("matplotlib")
+    arguments = ["changing_stream.py", "--batches", "11", "--steps", "1"]
+    assert run(monkeypatch, *arguments, "--json", "s.json") == 0
+    printed = capsys.readouterr().out
+    rows = {row["name"]: row["errors"] for row in json.loads((tmp_path / "s.json").read_text())["rows"]}
+    assert [errors[9] for errors in rows.values()] == [None] * 4  # the attacker's own batch
+    past, detection = rows["past"], rows['past, changes="detect"']
+    assert detection[4] < past[4] / 2  # the first batch after a change
+    assert detection[10] <= past[10] + 5
+    assert run(monkeypatch, "changing_stream.py", "--from", "s.json", "--draw", ".") == 0
+    assert capsys.readouterr().out == printed
+    assert all("<svg" in (tmp_path / f"changing-stream-{theme}.svg").read_text() for theme in ("light", "dark"))
+
+
+@pytest.mark.slow
 def test_changes_are_found_in_digits_and_owned_batches_are_harmless(monkeypatch, capsys, tmp_path):
     parts = ["errors", "alarms", "targeted", "poison", "owned", "choice"]
     stream = "--data digits --batches 2 --steps 1 --corruptions brightness contrast --shares 0.5"
