@@ -61,7 +61,7 @@ def on_digits() -> list[Recipe]:
         without,
         continual,
         *_attacked(small("every-method", methods=("tebn", *NEWER), batches=1), ("tebn", *REACHED)),
-        small("every-method-sorted", corruptions=FIVE, methods=("source", "tebn", "lame", "rotta", "note", "roid")),
+        small("every-method-sorted", corruptions=FIVE),
         replace(transformer, name="without-batchnorm-no-attack", attacks=(), batches=None, corruptions=FIVE),
         transformer,
         *(_with_come(recipe) for recipe in (without, continual)),

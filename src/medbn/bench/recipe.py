@@ -259,7 +259,8 @@ class Recipe:
             if small not in settings:
                 settings.append(small)
         dense = any(setting.dense for setting in self.settings)
-        options: dict[str, dict[str, Any]] = {"mdia": {"terminal": 3}}  # the small model has nine layers
+        # The small model has nine layers.
+        options: dict[str, dict[str, Any]] = {"mdia": {"terminal": 3}, "cotta": {"augmentations": 2}}
         continual, several = CONTINUAL in self.corruptions, len(self.methods) > 1 or dense
         if dense or continual:
             options["eata"] = {"fisher_samples": 30}
