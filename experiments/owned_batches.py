@@ -24,7 +24,7 @@ NEWER = ("deyo", "roid", "cotta")
 """Methods that learn and came after the MedBN paper."""
 LEARNERS = ("tent", "eata", "sar", *NEWER)
 RATE, HELD = 0.01, 0.5
-"""Of learning on digits, and of ``past`` there, where a condition lasts for four batches."""
+"""Of learning on digits, and of ``past`` there, where a condition lasts for two batches."""
 BOUNDED = {
     "batch": {"influence": "clip", "past_momentum": None},
     "past": {"influence": "clip"},
@@ -89,6 +89,7 @@ def digits() -> Pieces:
         "bounded": [limited(crafted, kind) for kind in ("batch", "past")],
         "replay": [small("owned-batches-replay", "tent", "eta", "past")]
         + [limited(again, kind) for kind in ("batch", "past")],
+        "rate": [replace(crafted.narrow(estimators=("mean",)), name="owned-batches-default-rate", options={})],
     }
 
 

@@ -14,6 +14,7 @@ import sys
 
 import _cifar10_tables  # noqa: F401  adds its tables
 import _every_method_tables  # noqa: F401
+import _owned_tables  # noqa: F401
 import _segmentation_tables  # noqa: F401
 import _summary_tables  # noqa: F401
 from _stored import REPOSITORY, TABLES, Rows
@@ -25,6 +26,7 @@ PAGES = (
     "docs/results/cifar10-c.md",
     "docs/results/segmentation.md",
     "docs/results/every-method.md",
+    "docs/results/owned-batches.md",
 )
 
 

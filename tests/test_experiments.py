@@ -60,6 +60,8 @@ TRAIN = "medbn train resnet26 --data cifar10 --out "
         ("shifting_stream.py", TRAIN),
         ("monitor_detection.py --data cifar10-c", TRAIN),
         ("monitor_detection.py --clean 30", "--clean must be at least"),
+        ("owned_batches.py cifar10-c shares", "main, bounded, share-0.3"),
+        ("owned_batches.py cifar10-c transfer", TRAIN),
         ("shifting_stream.py --batches 0", "at least 1"),
         ("costs.py none.db", "no store none.db"),
         ("group_cost.py --shape 3x3", "BxCxHxW"),
@@ -169,6 +171,28 @@ def test_every_method_is_measured_without_attack_first(monkeypatch):
             if (one.method, one.attack.objective, one.attack.gradient) == (method, objective, "exact")
         }
         assert len(kinds) == 3 * count
+
+
+@pytest.mark.slow
+def test_a_piece_of_owned_batches_runs_on_digits(monkeypatch, capsys, tmp_path):
+    options = "cifar10-c bounded --smoke --batches 1 --estimators median --store x.db"
+    assert run(monkeypatch, "owned_batches.py", *options.split(), "--minutes", "0.0001") == 0
+    assert "to be continued" in capsys.readouterr().out
+    assert run(monkeypatch, "owned_batches.py", *options.replace("bounded", "replay").split()) == 0
+    assert "all is done" in capsys.readouterr().out
+    with bench.Store(tmp_path / "x.db", create=False) as store:
+        cells = [bench.Cell.from_dict(stored.cell) for stored in store.cells()]
+    assert {cell.scenario for cell in cells} == {"interleaved", "replay"}
+    assert all(cell.setting.owned == 0.5 for cell in cells)
+
+
+@pytest.mark.slow
+def test_fallen_targets_are_counted(monkeypatch, capsys, tmp_path):
+    options = "--corruptions contrast --estimators image_median@0.9 --steps 1 --restarts 1 --json x.json"
+    assert run(monkeypatch, "statistics_bound.py", *options.split()) == 0
+    (row,) = json.loads((tmp_path / "x.json").read_text())["rows"]
+    assert row["targets"] == 1
+    assert f"{row['fallen']} of 1 fall" in capsys.readouterr().out
 
 
 @pytest.mark.slow
