@@ -231,7 +231,7 @@ def _call_kernel(
     differentiates = torch.is_grad_enabled() and (
         x.requires_grad or (weight is not None and weight.requires_grad) or (bias is not None and bias.requires_grad)
     )
-    y, saved = kernels.forward(x, weight, bias, running, spec, differentiates)
+    y, saved = kernels.forward(x, weight, bias, running, spec)
     if differentiates:
         composition = (estimator, eps, nonfinite, None, running, batch_weight, backward)
         y = _KernelNorm.apply(x, weight, bias, [y], saved, spec, composition)  # type: ignore[no-untyped-call]

@@ -118,7 +118,7 @@ def main() -> None:
         x = torch.empty(shape).contiguous(memory_format=layout)
         weight, bias, centre, variance = torch.empty(4, 16).unbind()
         for running in (None, (centre, variance)):
-            plan = plans.forward_plan(x, weight, bias, running, name, True, True)
+            plan = plans.forward_plan(x, weight, bias, running, name, True)
             saved, scratch = (plan.layout.allocate(buffer, x.device) for buffer in ("saved", "scratch"))
             check(plan.program, (x, torch.empty_like(x), weight, bias, *(running or (None, None)), saved, scratch))
         for mean in (False, True):

@@ -66,8 +66,7 @@ def compute(x, g, kernel, running, backward, parameters):
     weight, bias = parameters
     y, saved = kernels.forward(x, weight, bias, running, spec)
     kept = [saved.centre, saved.variance, saved.used_centre, saved.inverse_std, saved.selected, saved.finite]
-    alone, _ = kernels.forward(x, weight, bias, running, spec, False)
-    return [y, *kept, alone, *kernels.backward(g, x, weight, saved, spec), *triton.statistics(x, kernel)]
+    return [y, *kept, *kernels.backward(g, x, weight, saved, spec), *triton.statistics(x, kernel)]
 
 
 def bits(t):

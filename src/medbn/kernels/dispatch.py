@@ -75,19 +75,14 @@ _transformed._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def forward(
-    x: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    running: tuple[Tensor, Tensor] | None,
-    spec: Spec,
-    keeps: bool = True,
+    x: Tensor, weight: Tensor | None, bias: Tensor | None, running: tuple[Tensor, Tensor] | None, spec: Spec
 ) -> tuple[Tensor, Saved]:
     """Normalise ``x``, for which ``selected`` returns a kernel; return the output and what is saved for backward.
 
-    No results have gradients. Without ``keeps`` no backward pass follows, and what is saved is the statistics alone.
+    No results have gradients.
     """
     if x.is_cuda:
-        return triton.forward(x, weight, bias, running, spec, keeps)
+        return triton.forward(x, weight, bias, running, spec)
     with torch.no_grad():
         return c.forward(x.detach(), _detach(weight), _detach(bias), running, spec)
 

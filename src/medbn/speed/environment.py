@@ -30,6 +30,7 @@ def describe_environment(settings: Settings) -> dict[str, Any]:
     if settings.on_gpu:
         facts["cuda"] = torch.version.cuda
         facts["triton"] = package_version("triton")
+        facts["launcher"] = os.environ.get("MEDBN_LAUNCH") or "default"
         facts["cudnn_benchmark"] = torch.backends.cudnn.benchmark
         with warnings.catch_warnings():  # newer versions of torch have another name for it
             warnings.simplefilter("ignore")

@@ -46,18 +46,10 @@ def supported(x: Tensor) -> bool:
 
 
 def forward(
-    x: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    running: tuple[Tensor, Tensor] | None,
-    spec: Spec,
-    keeps: bool = True,
+    x: Tensor, weight: Tensor | None, bias: Tensor | None, running: tuple[Tensor, Tensor] | None, spec: Spec
 ) -> tuple[Tensor, Saved]:
-    """Normalise ``x``; return the output and what the backward pass needs.
-
-    Without ``keeps`` there is no backward pass, and what is saved is the statistics alone.
-    """
-    result: tuple[Tensor, Saved] = _orchestration().forward(x, weight, bias, running, spec, keeps)
+    """Normalise ``x``; return the output and what the backward pass needs."""
+    result: tuple[Tensor, Saved] = _orchestration().forward(x, weight, bias, running, spec)
     return result
 
 

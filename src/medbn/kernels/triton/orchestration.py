@@ -34,13 +34,13 @@ Pair = tuple[Tensor, Tensor]
 
 
 def forward(
-    x: Tensor, weight: Tensor | None, bias: Tensor | None, running: Pair | None, spec: Spec, keeps: bool = True
+    x: Tensor, weight: Tensor | None, bias: Tensor | None, running: Pair | None, spec: Spec
 ) -> tuple[Tensor, Saved]:
-    """Normalise ``x``; return the output and what the backward pass needs, or the statistics without ``keeps``."""
+    """Normalise ``x``; return the output and what the backward pass needs."""
     if (dense_x := dense(x)) is not x:
-        y, saved = forward(dense_x, weight, bias, running, spec, keeps)
+        y, saved = forward(dense_x, weight, bias, running, spec)
         return _copy(y, x), saved
-    plan = forward_plan(x, weight, bias, running, spec.kernel, keeps, True)
+    plan = forward_plan(x, weight, bias, running, spec.kernel, True)
     out, saved = _run_forward(plan, x, weight, bias, running, spec)
     assert out is not None
     return out, saved
@@ -49,7 +49,7 @@ def forward(
 def statistics(x: Tensor, kernel: str) -> Pair:
     """Return the centre and the variance of each channel over the images that are finite."""
     x = dense(x)
-    plan = forward_plan(x, None, None, None, kernel, False, False)
+    plan = forward_plan(x, None, None, None, kernel, False)
     _, saved = _run_forward(plan, x, None, None, None, Spec(kernel, 1.0, 0.0))
     return saved.centre, saved.variance
 

@@ -32,11 +32,10 @@ class ForwardPlan:
         x: a dense activation of this kind.
         kernel: which statistics.
         given: which optional tensors there are.
-        keeps: whether a backward pass follows. If not, one buffer has everything.
         normalises: whether the output is wanted, and not the statistics alone.
     """
 
-    def __init__(self, x: Tensor, kernel: str, given: Given, keeps: bool, normalises: bool) -> None:
+    def __init__(self, x: Tensor, kernel: str, given: Given, normalises: bool) -> None:
         shape = Shape.of(x)
         self.small = kernel == "median" and shape.small
         self.transposes = self.small and shape.last
@@ -50,7 +49,7 @@ class ForwardPlan:
         elif kernel == "image_median":
             steps += [launch.image_moments(shape), launch.image_statistics(shape, given)]
         else:
-            _add_survey(layout, "scratch" if keeps else "saved", shape)
+            _add_survey(layout, shape)
             steps += _select_medians(shape, kernel, given)
         if normalises and not self.small:
             steps.append(launch.normalise_all(shape, kernel, given))
@@ -116,16 +115,20 @@ def saved_layout(kernel: str, shape: Shape) -> Layout:
     return layout
 
 
-def _add_survey(layout: Layout, buffer: str, shape: Shape) -> None:
-    """Add what the three kernels that select a median pass on: cuts, tallies, collected values and moments."""
+def _add_survey(layout: Layout, shape: Shape) -> None:
+    """Add what the three kernels that select a median pass on: cuts, tallies, collected values and moments.
+
+    It is up to 160 MiB, and so in a buffer of its own, which is free again after the forward pass: whoever keeps a
+    layer's statistics keeps the buffer that these are in.
+    """
     survey, channels = survey_plan(shape), shape.channels
     cut = survey.cut
-    layout.add(buffer, "cuts", 2 * channels)
-    layout.add(buffer, "collection", cut.blocks * cut.parts * cut.places * cut.channels * survey.room)
-    layout.add(buffer, "collected", channels * survey.capacity)
-    layout.add(buffer, "tallies", 4 * channels, dtype=torch.int32)
+    layout.add("scratch", "cuts", 2 * channels)
+    layout.add("scratch", "collection", cut.blocks * cut.parts * cut.places * cut.channels * survey.room)
+    layout.add("scratch", "collected", channels * survey.capacity)
+    layout.add("scratch", "tallies", 4 * channels, dtype=torch.int32)
     rows = ("moment_sums", "moment_squares")
-    layout.add(buffer, "moment_rows", 2, channels * cut.parts, dtype=torch.float64, rows=rows)
+    layout.add("scratch", "moment_rows", 2, channels * cut.parts, dtype=torch.float64, rows=rows)
 
 
 def _select_medians(shape: Shape, kernel: str, given: Given) -> list[Step]:
@@ -158,12 +161,11 @@ def forward_plan(
     bias: Tensor | None,
     running: tuple[Tensor, Tensor] | None,
     kernel: str,
-    keeps: bool,
     normalises: bool,
 ) -> ForwardPlan:
     """Return the plan of a forward pass over a dense activation; see ``ForwardPlan``."""
     key = (
-        x.shape, x.stride(), x.dtype, x.get_device(), kernel, keeps, normalises,
+        x.shape, x.stride(), x.dtype, x.get_device(), kernel, normalises,
         None if weight is None else weight.dtype,
         None if bias is None else bias.dtype,
         None if running is None else (running[0].dtype, running[1].dtype),
@@ -171,7 +173,7 @@ def forward_plan(
     plan: ForwardPlan | None = _plans.get(key)
     if plan is None:
         given = Given(weight is not None, bias is not None, running is not None)
-        plan = _keep(key, lambda: ForwardPlan(x, kernel, given, keeps, normalises))
+        plan = _keep(key, lambda: ForwardPlan(x, kernel, given, normalises))
     return plan
 
 
