@@ -129,6 +129,7 @@ def test_what_she_cannot_know_is_refused():
             DIA(**options)
 
 
+@pytest.mark.slow
 def test_scenarios_pass_her_answers_on_and_continue(model):
     g = torch.Generator().manual_seed(8)
     stream = [(torch.rand(6, 3, 8, 8, generator=g), torch.randint(10, (6,), generator=g)) for _ in range(4)]
@@ -165,6 +166,7 @@ def test_images_that_are_not_finite_teach_nothing(model, stream):
     assert not nothing.grey_box.fitted
 
 
+@pytest.mark.slow
 def test_the_worst_case_ranges_over_knowledge_and_objectives(model, stream):
     images, labels = stream[0]
     options = {"steps": 1, "start": "clean", "step_size": 0.05}

@@ -83,6 +83,7 @@ def test_owned_batches_start_from_her_own_images(objective, model):
         assert 0 < change <= 0.02 + 1e-6
 
 
+@pytest.mark.slow
 def test_a_stopped_replay_continues_with_the_same_bits(model):
     def scenario():
         return Replay(make(model, "tent", "median", lr=0.01), nothing(), share=0.5, own=random_own)

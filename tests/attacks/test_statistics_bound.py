@@ -101,6 +101,7 @@ def test_it_goes_beyond_what_crafted_images_reach(estimator, model, stream):
     assert torch.equal(again.logits, reached.logits)
 
 
+@pytest.mark.slow
 def test_a_larger_prior_leaves_less(model, stream):
     images, labels = stream[0]
     gains, values = [], []
@@ -115,6 +116,7 @@ def test_a_larger_prior_leaves_less(model, stream):
     assert values[-1] == pytest.approx(Targeted(0).value(logits, labels, torch.ones(10) > 0).item(), rel=1e-3)
 
 
+@pytest.mark.slow
 def test_it_says_how_often_the_target_falls(model, stream):
     bound = StatisticsBound(Targeted(0), steps=3, restarts=1)
     tta, twin = make(model, "sema", "median"), make(model, "sema", "median")

@@ -29,6 +29,7 @@ def small(**changes):
     )
 
 
+@pytest.mark.slow
 @given(st.integers(1, 60), st.floats(0.01, 0.95))
 def test_every_batch_of_the_stream_is_benign_or_hers_and_none_is_both(batches, share):
     images = torch.arange(batches, dtype=torch.uint8).view(-1, 1, 1, 1)

@@ -46,6 +46,7 @@ def images(seed, count=IMAGES):
     return torch.rand(count, 3, 8, 8, generator=torch.Generator().manual_seed(seed))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("build", [Mixed, small_model])
 def test_parts_of_images_are_the_gradients_of_one_image_at_a_time(build):
     tta = medbn.adapt(build().double(), "tent", "median", influence="clip")
@@ -94,6 +95,7 @@ def test_a_layer_with_another_use_of_its_weight_is_refused():
 ROWS = st.lists(st.lists(st.floats(-1e3, 1e3, width=32), min_size=3, max_size=3), min_size=3, max_size=9)
 
 
+@pytest.mark.slow
 @given(ROWS, st.floats(0.01, 100))
 def test_clipped_parts_are_scaled_to_their_limit(rows, limit):
     pulls = torch.tensor(rows)
@@ -162,7 +164,8 @@ def after_one_step(tta, x):
     batches=st.sampled_from([0, 1, 6]),
 )
 def test_replacing_one_image_moves_the_parameters_no_further_than_stated(method, optimizer, which, kind, seed, batches):
-    tta = make(small_model(), method, "median", influence="clip", clip=CLIP, lr=LR, optimizer=optimizer)
+    options = {"redundancy": 1.01} if method in ("eta", "eata") else {}  # otherwise ETA often learns from no image
+    tta = make(small_model(), method, "median", influence="clip", clip=CLIP, lr=LR, optimizer=optimizer, **options)
     for number in range(batches):  # any state of the moments
         tta(images(100 + number))
     x = images(seed)
@@ -171,7 +174,7 @@ def test_replacing_one_image_moves_the_parameters_no_further_than_stated(method,
     first, second = after_one_step(tta, x), after_one_step(tta, replaced)
     dimensions = len(first)
     bound = LR * (2 * CLIP / IMAGES if optimizer == "sgd" else 2.5 * math.sqrt(dimensions) / IMAGES)
-    assert first.norm() > 0
+    assert first.norm() > 0 or method != "tent"  # the others may select no image
     assert (first - second).norm() <= bound * (1 + 1e-3) + 1e-9
 
 
