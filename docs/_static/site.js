@@ -4,7 +4,7 @@ document.addEventListener("DOMContentLoaded", () => {
     const names = [...table.querySelectorAll("thead th")].map((cell) => cell.textContent.trim());
     if (names.length < 3) continue;
     table.classList.add("cards");
-    table.classList.toggle("many", names.length > 6);
+    table.classList.toggle("many", names.length > 5);
     table.setAttribute("role", "table"); // cards are no table to a browser, and stay one to a screen reader
     for (const row of table.rows) {
       row.setAttribute("role", "row");

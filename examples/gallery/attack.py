@@ -49,9 +49,9 @@ for name, victim in victims.items():
         if gradient == "straight_through":
             crafted = poisoned[malicious]
 
-print(f"{'error of the other 80, in per cent':34}" + "".join(f"{name:>20}" for name in victims))
+print(f"{'error of the other 80':24}" + "".join(f"{name:>20}" for name in victims))
 for gradient in (None, *gradients):
-    print(f"{gradient or 'without attack':34}" + "".join(f"{errors[name, gradient]:20.0f}" for name in victims))
+    print(f"{gradient or 'without attack':24}" + "".join(f"{errors[name, gradient]:18.0f} %" for name in victims))
 
 # %%
 # The default does not move: it predicts a batch with statistics of *earlier* ones, so nothing in a batch reaches the

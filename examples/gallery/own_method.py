@@ -73,7 +73,7 @@ tta.restore(snapshot)
 recipe = bench.Recipe(
     name="own-method", settings=(bench.DIGITS,), methods=("tebn", "pseudo_label"), estimators=("image_median",)
 )
-recipe.narrow(corruptions=["contrast"], batches=1)
+[(cell.method, cell.estimator, cell.corruption) for cell in recipe.narrow(corruptions=["contrast"], batches=1).cells()]
 
 # %%
 # :doc:`../extending` lists what else a method may override.

@@ -6,6 +6,7 @@ The bench runs combinations of data, methods, estimators and attacks into a stor
 
 # sphinx_gallery_thumbnail_path = "images/report.png"
 import tempfile
+import textwrap
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,7 +21,7 @@ path = Path(folder.name) / "results.db"
 # %%
 # A recipe is an experiment by name. ``medbn recipes`` lists them; this is the one of ``medbn demo``, with fewer steps.
 
-recipe = bench.recipes.get("demo").narrow(corruptions=["snow", "fog"], methods=["tebn"], batches=2)
+recipe = bench.recipes.get("demo").narrow(corruptions=["snow", "fog"], methods=["tebn"], batches=3)
 recipe = replace(recipe, attacks=tuple(replace(attack, steps=10, step_size=0.1) for attack in recipe.attacks))
 bench.run(recipe, path)
 
@@ -31,7 +32,7 @@ with bench.Store(path, create=False) as store:
     document = report.build(store)
     results = bench.results.read(store)[0]
 page = report.FORMATS.get("html").write(document)
-print(document.lead)
+print(textwrap.fill(document.lead, 88))
 
 # %%
 # This is the page. Read it from the top:
@@ -64,5 +65,6 @@ print(median.error())
 # %%
 # The same report for a paper or a repository: ``markdown``, ``latex``, ``csv`` and ``json``.
 
-print(report.FORMATS.get("markdown").write(document)[:1200])
+text = report.FORMATS.get("markdown").write(document)
+print(text[text.index("\n|") :].strip().split("\n\n")[0])  # its first table
 folder.cleanup()
