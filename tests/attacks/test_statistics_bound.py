@@ -2,6 +2,8 @@
 
 import pytest
 import torch
+
+pytest.importorskip("hypothesis")
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 

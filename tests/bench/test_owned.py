@@ -6,6 +6,8 @@ from dataclasses import replace
 
 import pytest
 import torch
+
+pytest.importorskip("hypothesis")
 from hypothesis import given
 from hypothesis import strategies as st
 

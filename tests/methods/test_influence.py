@@ -6,9 +6,11 @@ import warnings
 
 import pytest
 import torch
+from torch import nn
+
+pytest.importorskip("hypothesis")
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
-from torch import nn
 
 import medbn
 from medbn.methods._influence import ImageGradients, combine
