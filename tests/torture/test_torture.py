@@ -22,6 +22,7 @@ ROOT = Path(__file__).parents[2]
 
 
 SLOW = [("interrupts", 10), ("state-files", 25), ("states", 30), ("stores", 25), ("threads", 5)]
+INTERRUPTS_COVERAGE = "an exception within coverage's own code leaves its lock locked, and the next line waits for ever"
 FAST = [
     ("archives", 40),
     ("arrays", 60),
@@ -34,6 +35,8 @@ FAST = [
 
 @pytest.mark.parametrize(("kind", "trials"), [*FAST, *(pytest.param(*each, marks=pytest.mark.slow) for each in SLOW)])
 def test_a_few_trials(kind, trials):
+    if kind == "interrupts" and "COVERAGE_RUN" in os.environ:
+        pytest.skip(INTERRUPTS_COVERAGE)
     report = run_kind(kind, trials, seed=0)
     assert report.broken == []
     assert report.trials == trials
