@@ -61,10 +61,14 @@ def test_two_processes_have_the_error_of_one():
     launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
     # On a machine with a GPU, both processes would share it, which NCCL refuses.
     environment = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
-    printed = [
-        subprocess.run([*launch, count, script], env=environment, capture_output=True, text=True, check=True).stdout
-        for count in ("1", "2")
-    ]
+    printed = []
+    for count in ("1", "2"):
+        for _ in range(2):  # on a busy machine the launcher's own connections fail now and then
+            done = subprocess.run([*launch, count, script], env=environment, capture_output=True, text=True)
+            if done.returncode == 0:
+                break
+        assert done.returncode == 0, done.stderr
+        printed.append(done.stdout)
     assert printed[1].startswith("2 processes, 400 images")
     assert errors(printed[0]) == pytest.approx(errors(printed[1]), abs=0.3)  # one image
     assert 5 < errors(printed[1])[0] < 30
