@@ -168,17 +168,18 @@ class _Driver:
         local = replace(self.place, device="cpu")
         for cell, batches in work:
             loaded = load_cell(cell, local, batches)
+            self.claimed.add(loaded.key)  # before the claim: an interrupt may come right after it
             if self.store.claim(loaded.key, cell.to_dict(), machine_facts(local)):
-                self.claimed.add(loaded.key)
                 cells.append((cell, batches, loaded.key))
             else:
+                self.claimed.discard(loaded.key)
                 done, _ = self.store.progress(loaded.key)
                 self.on_event(Event("busy", loaded.key, cell, done, loaded.batches))
         return Group(cells)
 
     def _release(self, key: str) -> None:
-        self.claimed.discard(key)
         self.store.release(key)
+        self.claimed.discard(key)
 
     def _start(self, group: Group) -> None:
         """Start a task for a group, from the rows that the store has of its cells."""
