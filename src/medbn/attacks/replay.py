@@ -18,9 +18,9 @@ class Replay(Interleaved):
     """Send again, unchanged, those of the attacker's own images that were misread (Hoang et al., R.I.P., 2024).
 
     She knows the labels of her images and the answers to her own queries, and nothing else: no model, no gradient, no
-    image of anybody else. Whoever learns from its predictions takes the same wrong ones as labels again and again. An
-    owned batch has the images that were misread when she sent them last, the latest first, and new images of hers
-    where there is room. What is read correctly is not sent again.
+    image of anybody else. A method that learns from its predictions takes the same wrong ones as labels again and
+    again. An owned batch has the images that were misread when she sent them last, the latest first, and new images
+    of hers where there is room. What is read correctly is not sent again.
 
     The first owned batch is of new images. The attack only says what counts as harm; it crafts nothing.
 

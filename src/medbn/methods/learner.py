@@ -45,7 +45,7 @@ class Learner(BoundedInfluence):
     Say that one image of a call of more than 16 is replaced by anything, and that d numbers are learned. Norms are
     Euclidean.
 
-    - *Gradient*, ``"clip"``: it moves by at most 2 · clip / B. Its norm is at most ``clip``, whoever sent the batch.
+    - *Gradient*, ``"clip"``: it moves by at most 2 · clip / B. Its norm is at most ``clip``, whatever the batch is.
     - *Gradient*, ``"median"``: each coordinate's median stays between the neighbours, in order, of the median of the
       others, and the number of selected images changes by at most one. Each coordinate is at most ``clip``.
     - *SGD*: with ``"clip"`` the parameters move by at most lr · 2 · clip / B. With momentum, 10 times that over all

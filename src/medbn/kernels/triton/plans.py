@@ -118,8 +118,8 @@ def saved_layout(kernel: str, shape: Shape) -> Layout:
 def _add_survey(layout: Layout, shape: Shape) -> None:
     """Add what the three kernels that select a median pass on: cuts, tallies, collected values and moments.
 
-    It is up to 160 MiB, and so in a buffer of its own, which is free again after the forward pass: whoever keeps a
-    layer's statistics keeps the buffer that these are in.
+    It is up to 160 MiB, and so in a buffer of its own, which is free again after the forward pass: a layer's
+    statistics keep the whole buffer that they are in.
     """
     survey, channels = survey_plan(shape), shape.channels
     cut = survey.cut
@@ -151,7 +151,7 @@ _plans: dict[Key, Any] = {}
 
 
 def clear() -> None:
-    """Forget all plans, for whoever changes the constants of ``tiling``."""
+    """Forget all plans: they depend on the constants of ``tiling``, which tests change."""
     _plans.clear()
 
 
