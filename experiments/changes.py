@@ -70,6 +70,7 @@ def main() -> None:
     parser.add_argument("--methods", nargs="+", default=list(METHODS), metavar="M", help=", ".join(METHODS))
     parser.add_argument("--shares", type=float, nargs="+", default=[0.1, 0.3, 0.5], help="of owned batches")
     parser.add_argument("--steps", type=cli.natural_int, default=100, help="of crafted batches; 0 leaves them out")
+    parser.add_argument("--gradients", nargs="+", default=list(GRADIENTS), choices=GRADIENTS, metavar="G")
     parser.add_argument("--root", type=Path, help="the data folder")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--json", type=Path, metavar="FILE", help="keep what is measured, and continue from it")
@@ -130,7 +131,7 @@ def targeted(model: nn.Module, options: argparse.Namespace) -> Iterator[Cell]:
 
 def _targeted(model: nn.Module, options: argparse.Namespace, names: list[str], every: int) -> Iterator[Cell]:
     malicious = slice(options.size - options.size // 5, options.size)
-    for name, gradient in product(names, GRADIENTS if options.steps else ()):
+    for name, gradient in product(names, options.gradients if options.steps else ()):
         make = partial(make_adapter, model, METHODS[name], options.size)
         attack = DIA(Targeted(), steps=options.steps, gradient=gradient)
         made = partial(Within, make, attack, malicious)
@@ -140,7 +141,7 @@ def _targeted(model: nn.Module, options: argparse.Namespace, names: list[str], e
 def poisoned(model: nn.Module, options: argparse.Namespace) -> Iterator[Cell]:
     """Return batches of one corruption, a fifth of all crafted to raise the error."""
     names = [n for n in POISONED if n in options.corruptions] or options.corruptions
-    for name, gradient in product(_remembering(options), GRADIENTS if options.steps else ()):
+    for name, gradient in product(_remembering(options), options.gradients if options.steps else ()):
         make = partial(make_adapter, model, METHODS[name], options.size)
         attack = DIA(Indiscriminate(), steps=options.steps, gradient=gradient)
         made = partial(poison, make, attack, options.size, alone=True)
@@ -152,7 +153,7 @@ def owned(model: nn.Module, options: argparse.Namespace) -> Iterator[Cell]:
     every = sorted(options.batches)[len(options.batches) // 2]
     ways: list[tuple[str, DIA, dict[str, Any]]] = []
     if options.steps:
-        crafted = {g: DIA(Indiscriminate(), steps=options.steps, gradient=g, start="clean") for g in GRADIENTS}
+        crafted = {g: DIA(Indiscriminate(), steps=options.steps, gradient=g, start="clean") for g in options.gradients}
         ways += [(gradient, attack, {}) for gradient, attack in crafted.items()]
     boards, *others = [(start, DIA(Indiscriminate(), steps=0, start=start), dict[str, Any]()) for start in IMAGES]
     ways += [boards, *others]

@@ -380,6 +380,41 @@ def test_a_graph_gives_the_same_bits(model, monkeypatch):
     assert len(captured) == 2
 
 
+def serve_two_streams(model, graph, device="cpu"):
+    """Serve two streams in turn with one adapter, each from its own state, both from before the first batch."""
+    tta = detector(model.to(device), graph=graph)
+    states = [tta.snapshot(), tta.snapshot()]
+    outputs = []
+    for seed in range(4):
+        for number, x in enumerate((images(0.0, seed=seed), images(1.0, seed=seed))):
+            tta.restore(states[number])
+            outputs.append(tta(x.to(device)).cpu())
+            states[number] = tta.snapshot()
+            assert tta.memory["declared"] == 1
+    return outputs
+
+
+def test_a_graph_reads_memories_that_a_state_without_any_is_followed_by(model, monkeypatch):
+    """The second call of a kind may come before anything is remembered, as where an attacker restores the state."""
+    expected = serve_two_streams(model, False)
+    captured = simulate_graphs(monkeypatch)
+    assert all(map(torch.equal, serve_two_streams(model, True), expected))
+    assert len(captured) == 1
+
+
+@pytest.mark.gpu
+@pytest.mark.filterwarnings("ignore:.*deterministic")
+@pytest.mark.parametrize("graph", [True, None])
+def test_a_graph_on_a_gpu_reads_them_too(graph, model):
+    deterministic = torch.are_deterministic_algorithms_enabled()
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    try:
+        expected = serve_two_streams(model, False, "cuda")
+        assert all(map(torch.equal, serve_two_streams(model, graph, "cuda"), expected))
+    finally:
+        torch.use_deterministic_algorithms(deterministic)
+
+
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 @pytest.mark.parametrize("estimator", ["mean", "median", "image_median@0.5"])
 def test_estimators_and_devices_have_the_choice_of_the_reference(estimator, device, model, monkeypatch):

@@ -99,12 +99,14 @@ class _Replayed(Function):
 def _capture(adapter: Learner, inputs: Inputs, pool: Any) -> _StepGraph:
     """Capture a forward pass, and the backward pass that follows it; nothing adapts."""
     leaves, structure = tree_flatten((inputs.args, inputs.kwargs))
-    learned = list(adapter.learned.values())
+    # Leaves of their own, at the same addresses. Those of the model may be in a graph that is still alive, as that of
+    # the first of two passes: autograd would then wait for the stream of that pass, which a capture must not.
+    learned = {name: p.detach().requires_grad_() for name, p in adapter.learned.items()}
 
     def run(static: list[Any]) -> Any:
         args, kwargs = tree_unflatten(static, structure)
         with torch.enable_grad():
-            return adapter.run_plain(Inputs(args, kwargs, inputs.size, None))
+            return adapter.run_with(Inputs(args, kwargs, inputs.size, None), learned)
 
     forward = capture(run, leaves, pool)
     forward.load(leaves)
@@ -112,7 +114,7 @@ def _capture(adapter: Learner, inputs: Inputs, pool: Any) -> _StepGraph:
 
     def differentiate(static: list[Any]) -> tuple[Tensor | None, ...]:
         outputs = _differentiable(forward.output) if forward.output is not None else _differentiable(forward.replay())
-        return torch.autograd.grad(outputs, learned, static, retain_graph=True, allow_unused=True)
+        return torch.autograd.grad(outputs, list(learned.values()), static, retain_graph=True, allow_unused=True)
 
     if not outputs:
         raise CaptureError("the model's output does not depend on what is learned.")

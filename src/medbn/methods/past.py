@@ -137,6 +137,10 @@ class Past(Adapter):
         """Return whether this batch has one pass only."""
         return self._detects or bool(self.memory["batches"] >= self.two_pass_batches)
 
+    def repeats_pass(self) -> bool:
+        """Return whether the next pass normalises as the last one did: not before anything is remembered."""
+        return super().repeats_pass() and (self._tensors is None or "medians" in self._tensors)
+
     def update(self, inputs: Inputs, output: Any) -> bool:
         """Run the second pass of an early batch, and commit its statistics."""
         if not self.commits_prediction():
