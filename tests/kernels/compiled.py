@@ -21,6 +21,10 @@ from .simulated_driver import Driver, Launcher
 
 SIZES = {"u8": 1, "u16": 2, "u32": 4, "f32": 4, "b32": 4, "u64": 8, "b64": 8, "f64": 8}
 LAST = torch.channels_last
+ACTIVATIONS = ((False, False), (True, False), (True, True))
+"""Whether a ReLU follows, and whether a residual is added before it."""
+OPTIONAL = ("residual", "masked", "y")
+"""What kernels without a ReLU do not have, in ``compiled.check_optional``."""
 STREAM = 5
 launched: list[tuple[object, ...]] = []
 compiled: dict[int, object] = {}
@@ -107,25 +111,59 @@ def check(run: program.Program, tensors) -> None:
         assert found == expected(kernel, call), kernel.name
 
 
+def check_optional() -> None:
+    """Check that programs without a ReLU have no parameter for one, and that there are such with one."""
+    seen = set()
+    for kernel in compiled.values():
+        kinds, constants = kernel.src.signature, kernel.src.constants
+        relu = any(value is True for key, value in constants.items() if kernel.src.fn.arg_names[key[0]] == "RELU")
+        given = {name for name, kind in kinds.items() if name in OPTIONAL and kind != "constexpr"}
+        writes = {"y"} if "residual" in kinds else set()  # of a forward pass, y is the output
+        assert relu or given <= writes, (kernel.src.fn.__name__, given)
+        seen |= {(kernel.src.fn.__name__, relu, name) for name in given}
+    assert ("normalise", True, "residual") in seen
+    assert ("reduce", True, "masked") in seen
+    assert ("combine", True, "masked") in seen
+
+
+def check_whole_channels() -> None:
+    """Check a backward pass whose one kernel masks g for itself, and writes it for a residual alone."""
+    x, weight = torch.empty(6, 132, 8, 8), torch.empty(132)
+    saved = plans.saved_layout("median", tiling.Shape.of(x)).allocate("saved", x.device)
+    for adds in (False, True):
+        backward = plans.backward_plan(x, x, weight, "median", False, True, adds)
+        assert backward.masks == adds
+        masked = torch.empty_like(x) if adds else None
+        affine = torch.empty(2, 132)
+        check(backward.program, (x, x, torch.empty_like(x), weight, affine, saved, None, torch.empty_like(x), masked))
+
+
 def main() -> None:
     triton.runtime.driver.set_active(Driver())
     tiling.processors_of = lambda device: 132
     library = SimpleNamespace(cuLaunchKernel=launch_kernel, cuMemsetD32Async=fill, cuFuncGetParamInfo=parameter_size)
     driver.cuda = lambda: library
     program._stream = lambda index: STREAM
-    shapes = ((6, 5, 8, 8), torch.contiguous_format), ((9, 6, 40, 40), torch.contiguous_format), ((9, 16, 40, 40), LAST)
+    contiguous = torch.contiguous_format
+    shapes = ((6, 5, 8, 8), contiguous), ((9, 6, 40, 40), contiguous), ((9, 16, 40, 40), LAST)
     for name, (shape, layout) in product(KERNELS, shapes):
         x = torch.empty(shape).contiguous(memory_format=layout)
-        weight, bias, centre, variance = torch.empty(4, 16).unbind()
-        for running in (None, (centre, variance)):
-            plan = plans.forward_plan(x, weight, bias, running, name, True)
+        weight, bias, centre, variance = torch.empty(4, 132).unbind()
+        activations = ACTIVATIONS if name == "median" else ACTIVATIONS[::2]
+        for running, (relu, adds) in [((centre, variance), ACTIVATIONS[0]), *product((None,), activations)]:
+            plan = plans.forward_plan(x, weight, bias, running, name, True, relu, adds)
             saved, scratch = (plan.layout.allocate(buffer, x.device) for buffer in ("saved", "scratch"))
-            check(plan.program, (x, torch.empty_like(x), weight, bias, *(running or (None, None)), saved, scratch))
-        for mean in (False, True):
-            backward = plans.backward_plan(x, x, weight, name, mean)
+            tensors = (x, torch.empty_like(x), weight, bias, *(running or (None, None)), saved, scratch)
+            check(plan.program, (*tensors, torch.empty_like(x)) if adds else tensors)
+        for mean, (relu, adds) in [(True, ACTIVATIONS[0]), *product((False,), activations)]:
+            backward = plans.backward_plan(x, x, weight, name, mean, relu, adds)
             scratch = backward.layout.allocate("scratch", x.device)
             affine = torch.empty(2, shape[1])
-            check(backward.program, (x, x, torch.empty_like(x), weight, affine, saved, scratch))
+            tensors = (x, x, torch.empty_like(x), weight, affine, saved, scratch)
+            masked = torch.empty_like(x) if backward.masks else None
+            check(backward.program, (*tensors, torch.empty_like(x), masked) if relu else tensors)
+    check_whole_channels()
+    check_optional()
     found = {kernel.src.fn.__name__ for kernel in compiled.values()}
     assert len(found) == 12, found
     print("all agree")

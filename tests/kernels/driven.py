@@ -14,7 +14,7 @@ from types import SimpleNamespace
 import torch
 
 from medbn.kernels import smooth, triton
-from medbn.kernels.saved import Spec
+from medbn.kernels.saved import Activation, Spec
 from medbn.kernels.triton import (
     driver,
     gradient,
@@ -49,8 +49,8 @@ STREAM = 77
 class Compiled:
     """What Triton's launch of a kernel returns, as far as ``driver.describe`` looks at it."""
 
-    def __init__(self, kernel, types, constants) -> None:
-        self.kernel, self.constants = kernel, constants
+    def __init__(self, kernel, types, constants, absent) -> None:
+        self.kernel, self.constants, self.absent = kernel, constants, absent
         self.function = 1000 + len(handles)
         handles[self.function] = self
         target = SimpleNamespace(backend="cuda")
@@ -82,7 +82,8 @@ class Kernel:
             types = dict.fromkeys(self.arg_names, "constexpr")
             for name, value in zip(self.arg_names, arguments, strict=False):
                 types[name] = self.type_of(name, value)
-            return Compiled(self, types, constants)
+            absent = [name for name, value in zip(self.arg_names, arguments, strict=False) if value is None]
+            return Compiled(self, types, constants, absent)
 
         return launch
 
@@ -91,7 +92,7 @@ class Kernel:
             return TYPES[value.dtype]
         if isinstance(value, float):
             return "fp32"
-        return "constexpr" if value == 1 and name != "one" else "i32"
+        return "constexpr" if value is None or (value == 1 and name != "one") else "i32"
 
 
 def read(kind, address):
@@ -121,7 +122,9 @@ def launch_kernel(function, x, y, z, threads, threads_y, threads_z, shared, stre
         assert ctypes.c_uint64.from_address(parameters[len(given) + hidden]).value == 0
     names = [name for name in kernel.kernel.arg_names if name not in kernel.constants]
     by_driver.append(kernel.kernel.name)
-    kernel.kernel.function[x, y](*(values.get(name, 1) for name in names), **kernel.constants)
+    kernel.kernel.function[x, y](
+        *(values.get(name, None if name in kernel.absent else 1) for name in names), **kernel.constants
+    )
     return 0
 
 
@@ -140,7 +143,7 @@ def parameter_size(function, number, offset, size):
     return 0
 
 
-def run(shape, kind, layout, name, batch_weight=1.0, backward="own", affine=True, dtype=torch.float32):
+def run(shape, kind, layout, name, batch_weight=1.0, backward="own", affine=True, dtype=torch.float32, adds=None):
     """Return all results of a forward and a backward pass, and of the statistics alone."""
     torch.manual_seed(0)
     x = make(shape, kind, layout).to(dtype)
@@ -149,6 +152,10 @@ def run(shape, kind, layout, name, batch_weight=1.0, backward="own", affine=True
     running = None if batch_weight == 1.0 else (torch.randn(channels), torch.rand(channels) + 0.1)
     weight, bias = (torch.randn(channels), torch.randn(channels)) if affine else (None, None)
     spec = Spec(name, batch_weight, 1e-5, backward, 0.4)
+    if adds is not None:
+        y, saved = triton.forward(x, weight, bias, running, spec, Activation(g + 1 if adds else None))
+        gradients = triton.activated_backward(g, y, x, weight, saved, spec, adds)
+        return [y, *(t for t in gradients if t is not None)]
     y, saved = triton.forward(x, weight, bias, running, spec)
     differentiate = smooth.gpu_backward if backward == "smooth" else triton.backward
     gradients = differentiate(g, x, weight, saved, spec)
@@ -177,6 +184,7 @@ def check(shape, kind, layout, name, batch_weight=1.0, backward="own", **options
 def check_each_kernel() -> None:
     for name, layout in product(("median", "mad_scaled", "image_median"), (CONTIGUOUS, LAST)):
         check((3, 2, 2, 3), "nan", layout, name, 0.3)
+        check((3, 2, 2, 3), "nan", layout, name, 0.3, adds=layout is LAST)
 
 
 def passes(launched_by, x, weight=None, eps=1e-5):
@@ -267,6 +275,8 @@ def main() -> None:
     program._stream = lambda index: STREAM
     check((4, 2, 3), "random", CONTIGUOUS, "median", affine=False)
     check((3, 2, 2, 2), "nan", LAST, "median", 0.3, "mean")
+    check((3, 4, 2, 2), "nan", CONTIGUOUS, "median", 0.3, adds=True)
+    check((3, 4, 2, 2), "nan", CONTIGUOUS, "median", adds=False)
     check((3, 4, 2), "random", CONTIGUOUS, "median", 0.3, "smooth", dtype=torch.bfloat16)
     cut(SMALL_CHANNEL=4, LESS_SMALL_CHANNEL=4, TILE=16, SURVEY_TILE=32, PARTS_PER_PROGRAM=1)
     cut(COLLECTED_IN_REGISTERS=8, SPARE=0)

@@ -14,7 +14,7 @@ import torch
 import medbn
 from medbn import kernels
 from medbn.kernels import c, triton
-from medbn.kernels.saved import Spec
+from medbn.kernels.saved import Activation, Spec
 
 from .cases import assert_captured_without_synchronisation
 
@@ -55,7 +55,7 @@ def by_driver(caplog):
     """Let the driver launch, and check that it never refused."""
     program = pytest.importorskip("medbn.kernels.triton.program")
     if c.launch_function() is None:
-        pytest.fail("the C library has no medbn_launch: build it with `python setup.py build_ext --inplace`")
+        pytest.fail("the C library has no medbn_launch_program: build it with `python setup.py build_ext --inplace`")
     from medbn.kernels.triton import plans
 
     plans.clear()
@@ -106,6 +106,29 @@ def test_the_driver_gives_triton_s_bits(kernel, layout, dtype, by_driver):
             results = compute(*arguments)
             for result, value in zip(results, expected, strict=True):
                 assert torch.equal(bits(result), bits(value))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("kernel", triton.KERNELS)
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("adds", [False, True])
+def test_the_driver_gives_triton_s_bits_with_a_relu(kernel, layout, adds, by_driver):
+    for shape in ((40, 64, 4, 4), (200, 64, 32, 32), (40, 256, 8, 8)):
+        generator = torch.Generator("cuda").manual_seed(0)
+        x, g, residual = (torch.randn(shape, generator=generator, device="cuda") for _ in range(3))
+        x, g, residual = (t.contiguous(memory_format=LAYOUTS[layout]) for t in (x, g, residual))
+        running = torch.zeros(shape[1], device="cuda"), torch.ones(shape[1], device="cuda")
+        spec = Spec(kernel, 0.3, 1e-5)
+
+        def compute(x=x, g=g, residual=residual, running=running, spec=spec):
+            y, saved = triton.forward(x, None, None, running, spec, Activation(residual if adds else None))
+            return [t for t in (y, *triton.activated_backward(g, y, x, None, saved, spec, adds)) if t is not None]
+
+        with by_driver.use_launcher("triton"):
+            expected = compute()
+        compute()  # binds
+        for result, value in zip(compute(), expected, strict=True):
+            assert torch.equal(result, value)
 
 
 @pytest.mark.gpu

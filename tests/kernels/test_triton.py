@@ -13,11 +13,12 @@ from medbn.kernels import triton
 
 
 @pytest.mark.slow
-def test_all_kernels_agree_with_the_reference_in_the_interpreter() -> None:
-    """Run ``interpreted.py`` in a process of its own: Triton decides at its import whether it interprets."""
+@pytest.mark.parametrize("module", ["interpreted", "activated"])
+def test_all_kernels_agree_with_the_reference_in_the_interpreter(module: str) -> None:
+    """Run a module in a process of its own: Triton decides at its import whether it interprets."""
     pytest.importorskip("triton")
     environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
-    command = [sys.executable, "-W", "ignore", "-m", "tests.kernels.interpreted"]
+    command = [sys.executable, "-W", "ignore", "-m", f"tests.kernels.{module}"]
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-3000:]
     assert "all agree" in done.stdout

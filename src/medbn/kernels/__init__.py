@@ -6,7 +6,17 @@ fast; ``dispatch`` chooses between them, and ``selected`` returns its choice. ``
 """
 
 from .c import instruction_sets
-from .dispatch import KERNELS, backward, forward, median_statistics, selected, statistics
+from .dispatch import (
+    KERNELS,
+    activated_backward,
+    activated_forward,
+    activates,
+    backward,
+    forward,
+    median_statistics,
+    selected,
+    statistics,
+)
 from .operators import norm_operator
 from .per_image import (
     finite_images,
@@ -28,7 +38,7 @@ from .reference import (
     view_per_channel,
     working_dtype,
 )
-from .saved import Saved, Spec
+from .saved import Activation, Saved, Spec
 from .smooth import median as soft_median
 from .tracing import traced
 
@@ -36,8 +46,12 @@ __all__ = [
     "KERNELS",
     "MAD_FACTORS",
     "MAD_TO_SIGMA",
+    "Activation",
     "Saved",
     "Spec",
+    "activated_backward",
+    "activated_forward",
+    "activates",
     "backward",
     "finite_images",
     "forward",

@@ -20,7 +20,7 @@ from torch import Tensor
 from .._errors import unknown_name
 from . import c, reference, smooth, tracing, triton
 from .per_image import view_per_image
-from .saved import Saved, Spec
+from .saved import Activation, Saved, Spec
 
 KERNELS = ("mean", "median", "mad", "mad_scaled", "image_median")
 """The statistics that a kernel computes: ``"mean"`` is torch's own BatchNorm, ``c`` and ``triton`` have the others."""
@@ -94,6 +94,44 @@ def backward(g: Tensor, x: Tensor, weight: Tensor | None, saved: Saved, spec: Sp
     if x.is_cuda:
         return triton.backward(g, x, weight, saved, spec)
     return c.backward(g, x.detach(), _detach(weight), saved, spec)
+
+
+def activates(x: Tensor, residual: Tensor | None, kernel: str) -> bool:
+    """Return whether one kernel normalises ``x``, adds the residual if there is one, and applies a ReLU.
+
+    Triton's do; elsewhere the ReLU is an operation of its own.
+    """
+    if residual is not None:
+        if type(residual) not in (Tensor, torch.nn.Parameter) or residual.shape != x.shape:
+            return False
+        if residual.dtype != x.dtype or residual.device != x.device:
+            return False
+    return not torch.compiler.is_compiling() and selected(x, kernel) == "triton"
+
+
+def activated_forward(
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    running: tuple[Tensor, Tensor] | None,
+    spec: Spec,
+    activation: Activation,
+) -> tuple[Tensor, Saved]:
+    """Return the same as ``forward``, activated, where ``activates`` returns true."""
+    return triton.forward(x, weight, bias, running, spec, activation)
+
+
+def activated_backward(
+    g: Tensor, y: Tensor, x: Tensor, weight: Tensor | None, saved: Saved, spec: Spec, residual: bool
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+    """Return the gradients of input, weight, bias and, if there was a ``residual``, residual.
+
+    ``y`` is the output of ``activated_forward``. The gradients of weight and bias are in float32.
+    """
+    if spec.backward == "smooth":
+        masked = torch.ops.aten.threshold_backward(g, y, 0)
+        return *backward(masked, x, weight, saved, spec), masked if residual else None
+    return triton.activated_backward(g, y, x, weight, saved, spec, residual)
 
 
 def _detach(t: Tensor | None) -> Tensor | None:

@@ -22,6 +22,13 @@ class Spec(NamedTuple):
     """The width of ``"smooth"`` gradients, in standard deviations; see ``smooth.py``."""
 
 
+class Activation(NamedTuple):
+    """A ReLU behind the normalisation, which the same kernel computes."""
+
+    residual: Tensor | None
+    """What is added before the ReLU; None for nothing."""
+
+
 def _none() -> None:
     # As a factory, for a plain default would be an attribute of the class, and hide that an object has none of its own.
     return None

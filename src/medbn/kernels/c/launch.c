@@ -8,7 +8,7 @@
 
 #include <stddef.h>
 
-enum { MOST_PARAMETERS = 64, TENSORS = 8, NUMBERS = 2, MISALIGNED = -1, TOO_MANY = -2 };
+enum { MOST_PARAMETERS = 64, TENSORS = 9, NUMBERS = 2, MISALIGNED = -1, TOO_MANY = -2 };
 
 typedef int launch_function(void *function, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x,
                             unsigned block_y, unsigned block_z, unsigned shared, void *stream, void **parameters,
@@ -47,15 +47,16 @@ static uint64_t float_bits(double number) {
 /* Return 0, an error of the driver, or, before anything was launched, MISALIGNED or TOO_MANY.
  *
  * Parameters of four bytes are the lower half of a value: every machine with such a GPU is little-endian. */
-EXPORT int medbn_launch(const struct program *program, void *stream, double first, double second, uint64_t a,
-                        uint64_t b, uint64_t c, uint64_t d, uint64_t e, uint64_t f, uint64_t g, uint64_t h) {
-    const uint64_t given[TENSORS + NUMBERS] = {a, b, c, d, e, f, g, h, float_bits(first), float_bits(second)};
-    if ((a | b | c | d | e | f | g | h) & 15) return MISALIGNED; /* the kernels were compiled for multiples of 16 */
-    for (int64_t i = 0; i < program->count; i++)
-        if (program->steps[i].parameters > MOST_PARAMETERS) return TOO_MANY;
+EXPORT int medbn_launch_program(const struct program *program, void *stream, double first, double second, uint64_t a,
+                                uint64_t b, uint64_t c, uint64_t d, uint64_t e, uint64_t f, uint64_t g, uint64_t h,
+                                uint64_t i) {
+    const uint64_t given[TENSORS + NUMBERS] = {a, b, c, d, e, f, g, h, i, float_bits(first), float_bits(second)};
+    if ((a | b | c | d | e | f | g | h | i) & 15) return MISALIGNED; /* the kernels were compiled for multiples of 16 */
+    for (int64_t number = 0; number < program->count; number++)
+        if (program->steps[number].parameters > MOST_PARAMETERS) return TOO_MANY;
     const struct parameter *next = program->parameters;
-    for (int64_t i = 0; i < program->count; i++) {
-        const struct step *step = &program->steps[i];
+    for (int64_t number = 0; number < program->count; number++) {
+        const struct step *step = &program->steps[number];
         uint64_t values[MOST_PARAMETERS];
         void *addresses[MOST_PARAMETERS];
         for (uint32_t j = 0; j < step->parameters; j++, next++) {

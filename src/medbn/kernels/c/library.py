@@ -90,13 +90,13 @@ def openmp_of_torch() -> int | None:
 
 @functools.cache
 def launch_function() -> Any:
-    """Return ``medbn_launch`` of ``launch.c``, which launches a GPU's kernels; None where it is missing."""
+    """Return ``medbn_launch_program`` of ``launch.c``, which launches a GPU's kernels; None where it is missing."""
     library, _ = load()
     try:
-        launch = library.medbn_launch  # type: ignore[union-attr]
+        launch = library.medbn_launch_program  # type: ignore[union-attr]
     except AttributeError:  # also in a library that was built before there was this function
         return None
-    launch.argtypes = [POINTER, POINTER, ctypes.c_double, ctypes.c_double, *[ctypes.c_uint64] * 8]
+    launch.argtypes = [POINTER, POINTER, ctypes.c_double, ctypes.c_double, *[ctypes.c_uint64] * 9]
     launch.restype = ctypes.c_int
     return launch
 

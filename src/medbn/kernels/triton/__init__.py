@@ -14,9 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..saved import Saved, Spec
+from ..saved import Activation, Saved, Spec
 
-__all__ = ["KERNELS", "available", "backward", "forward", "reason", "statistics", "supported"]
+__all__ = ["KERNELS", "activated_backward", "available", "backward", "forward", "reason", "statistics", "supported"]
 
 KERNELS = ("median", "mad", "mad_scaled", "image_median")
 """The estimators that are computed here."""
@@ -46,16 +46,34 @@ def supported(x: Tensor) -> bool:
 
 
 def forward(
-    x: Tensor, weight: Tensor | None, bias: Tensor | None, running: tuple[Tensor, Tensor] | None, spec: Spec
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    running: tuple[Tensor, Tensor] | None,
+    spec: Spec,
+    activation: Activation | None = None,
 ) -> tuple[Tensor, Saved]:
-    """Normalise ``x``; return the output and what the backward pass needs."""
-    result: tuple[Tensor, Saved] = _orchestration().forward(x, weight, bias, running, spec)
+    """Normalise ``x``, and activate it; return the output and what the backward pass needs."""
+    result: tuple[Tensor, Saved] = _orchestration().forward(x, weight, bias, running, spec, activation)
     return result
 
 
 def backward(g: Tensor, x: Tensor, weight: Tensor | None, saved: Saved, spec: Spec) -> tuple[Tensor, Tensor, Tensor]:
     """Return the gradients of input, weight and bias; the last two in float32."""
     result: tuple[Tensor, Tensor, Tensor] = _orchestration().backward(g, x, weight, saved, spec)
+    return result
+
+
+def activated_backward(
+    g: Tensor, y: Tensor, x: Tensor, weight: Tensor | None, saved: Saved, spec: Spec, residual: bool
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+    """Return the gradients of input, weight, bias and, if there was a ``residual``, residual.
+
+    ``y`` is the output behind the ReLU. The gradients of weight and bias are in float32.
+    """
+    result: tuple[Tensor, Tensor, Tensor, Tensor | None] = _orchestration().activated_backward(
+        g, y, x, weight, saved, spec, residual
+    )
     return result
 
 

@@ -19,7 +19,7 @@ from .launch import BATCH_WEIGHT, EPS, Fill, Launch, Step
 from .layout import Layout
 
 CUDA = "libcuda.so.1"
-TENSORS = 8
+TENSORS = 9
 """The most tensors of a program, as in ``launch.c``."""
 MOST_PARAMETERS = 64
 HIDDEN = 2
@@ -178,9 +178,11 @@ def _parameters(step: Launch, kernel: Compiled, where: Mapping[str, tuple[int, i
     for name, argument in zip(kernel.names, step.arguments, strict=False):  # constants follow, by name
         kind = kernel.types[name]
         if kind == "constexpr":
-            if argument != 1:
+            if argument not in (1, None):
                 raise UnsupportedError(f"{name} = {argument} is compiled in")
             continue
+        if argument is None:
+            raise UnsupportedError(f"{name} is of type {kind}, and is not given")
         pointer = kind.startswith("*")
         if not pointer and kind not in _SIZES:
             raise UnsupportedError(f"{name} is of type {kind}")

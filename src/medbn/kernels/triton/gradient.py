@@ -7,6 +7,9 @@ With y = w · (x − c) · r + b and r = 1/√(v + eps), the gradient of the inp
 ``reduce`` reads g and x and sums g and g · (x − c), which are the gradients of bias and weight, up to r. ``combine``
 makes the coefficients of these sums, reads g and x (for the MAD, g alone) and writes dx. Where one program can hold a
 whole channel's loop, ``combine`` sums for itself: one launch, and the second read of g and x comes from cache.
+
+Behind a ReLU with the output y, g is 0 where y ≤ 0. Whichever kernel reads g first masks it so (``RELU``); ``reduce``
+writes the masked g for the kernels that follow, and it is also the gradient of a residual.
 """
 
 from __future__ import annotations
@@ -28,8 +31,24 @@ from .tiles import (
 
 
 @triton.jit
+def load_gradient(g, y, masked, where, inside, counts, RELU: tl.constexpr, KEEP: tl.constexpr):
+    """Return g where it ``counts``, behind a ReLU with the output y; ``KEEP`` writes it, for all images, to ``masked``.
+
+    As in torch, the gradient of a NaN passes.
+    """
+    if RELU:
+        grad = tl.load(g + where, mask=inside, other=0.0).to(tl.float32)
+        grad = tl.where(tl.load(y + where, mask=inside, other=0.0).to(tl.float32) <= 0.0, 0.0, grad)
+        if KEEP:
+            tl.store(masked + where, grad.to(masked.dtype.element_ty), mask=inside)
+        return tl.where(counts, grad, 0.0)
+    else:
+        return tl.load(g + where, mask=counts, other=0.0).to(tl.float32)
+
+
+@triton.jit
 def reduce_tiles(
-    g, x, u, finite, c, part, parts, B, C, S, ALL: tl.constexpr,
+    g, x, y, masked, u, finite, c, part, parts, B, C, S, ALL: tl.constexpr, RELU: tl.constexpr, KEEP: tl.constexpr,
     TILE: tl.constexpr, ROW: tl.constexpr, LAST: tl.constexpr, INT64: tl.constexpr, SPLIT: tl.constexpr,
 ):  # fmt: skip
     """Return the sums of g and of g · (x − u) over the program's images; ``ALL`` says that all images are finite."""
@@ -38,12 +57,13 @@ def reduce_tiles(
     products = tl.zeros_like(offsets).to(tl.float32)
     for b0 in range(part, B, parts * (TILE // ROW)):
         for s0 in range(0, S, ROW):
-            counts = in_bounds(b + b0, s + s0, c, B, C, S, LAST)
+            inside = in_bounds(b + b0, s + s0, c, B, C, S, LAST)
+            counts = inside
             if not ALL:
-                counts = counts & load_finite(finite, b0 + b, B, SPLIT, LAST)
+                counts = inside & load_finite(finite, b0 + b, B, SPLIT, LAST)
             where = offsets + tile_start(b0, s0, C, S, LAST, INT64)
             v = tl.load(x + where, mask=counts, other=0.0).to(tl.float32)
-            grad = tl.load(g + where, mask=counts, other=0.0).to(tl.float32)
+            grad = load_gradient(g, y, masked, where, inside, counts, RELU, KEEP)
             sums += grad
             products += tl.where(grad == 0.0, 0.0, grad * (v - by_channel(u, LAST)))
     return tl.sum(sums.to(tl.float64), 0), tl.sum(products.to(tl.float64), 0)
@@ -51,11 +71,14 @@ def reduce_tiles(
 
 @triton.jit
 def reduce(
-    g, x, used, finite, finite_count, sums_g, sums_gx, B, C, S,
-    TILE: tl.constexpr, ROW: tl.constexpr, WIDTH: tl.constexpr, LAST: tl.constexpr, VEC: tl.constexpr,
-    INT64: tl.constexpr, SPLIT: tl.constexpr,
+    g, x, y, masked, used, finite, finite_count, sums_g, sums_gx, B, C, S,
+    RELU: tl.constexpr, TILE: tl.constexpr, ROW: tl.constexpr, WIDTH: tl.constexpr, LAST: tl.constexpr,
+    VEC: tl.constexpr, INT64: tl.constexpr, SPLIT: tl.constexpr,
 ):  # fmt: skip
-    """Write the sums of g and of g · (x − used) that each program makes, as ``(parts, C)`` each."""
+    """Write the sums of g and of g · (x − used) that each program makes, as ``(parts, C)`` each.
+
+    With ``RELU``, g is first masked by the output y, and ``masked`` gets it.
+    """
     S = S // VEC * VEC
     c = program_channels(WIDTH, LAST)
     exists = c < C
@@ -63,9 +86,13 @@ def reduce(
     parts = tl.num_programs(1)
     u = tl.load(used + c, mask=exists, other=0.0)
     if tl.load(finite_count) == B // SPLIT:
-        total, product = reduce_tiles(g, x, u, finite, c, part, parts, B, C, S, True, TILE, ROW, LAST, INT64, SPLIT)
+        total, product = reduce_tiles(
+            g, x, y, masked, u, finite, c, part, parts, B, C, S, True, RELU, RELU, TILE, ROW, LAST, INT64, SPLIT
+        )
     else:
-        total, product = reduce_tiles(g, x, u, finite, c, part, parts, B, C, S, False, TILE, ROW, LAST, INT64, SPLIT)
+        total, product = reduce_tiles(
+            g, x, y, masked, u, finite, c, part, parts, B, C, S, False, RELU, RELU, TILE, ROW, LAST, INT64, SPLIT
+        )
     tl.store(sums_g + part * C + c, total, mask=exists)
     tl.store(sums_gx + part * C + c, product, mask=exists)
 
@@ -143,9 +170,9 @@ def channel_coefficients(
 
 @triton.jit
 def combine_tiles(
-    g, x, dx, a, slope, shift, at_median, at_mad, m, median_position, mad_position, finite, c, part, parts, B, C, S,
-    ALL: tl.constexpr, MAD: tl.constexpr, TILE: tl.constexpr, ROW: tl.constexpr, LAST: tl.constexpr,
-    INT64: tl.constexpr, SPLIT: tl.constexpr,
+    g, x, y, masked, dx, a, slope, shift, at_median, at_mad, m, median_position, mad_position, finite, c, part, parts,
+    B, C, S, ALL: tl.constexpr, MAD: tl.constexpr, RELU: tl.constexpr, KEEP: tl.constexpr, TILE: tl.constexpr,
+    ROW: tl.constexpr, LAST: tl.constexpr, INT64: tl.constexpr, SPLIT: tl.constexpr,
 ):  # fmt: skip
     """Write the gradient. With ``MAD`` there is neither slope nor shift, and x is not read."""
     b, s, offsets = tile_offsets(c, parts, C, S, TILE, ROW, LAST, INT64)
@@ -159,7 +186,7 @@ def combine_tiles(
             if not ALL:
                 counts = inside & load_finite(finite, b0 + b, B, SPLIT, LAST)
             where = offsets + tile_start(b0, s0, C, S, LAST, INT64)
-            grad = tl.load(g + where, mask=counts, other=0.0).to(tl.float32)
+            grad = load_gradient(g, y, masked, where, inside, counts, RELU, KEEP)
             extra = tl.where((median_image == b0) & (median_place == s0), at_median, 0.0)
             if MAD:
                 extra_mad = tl.where((mad_image == b0) & (mad_place == s0), at_mad, 0.0)
@@ -178,15 +205,17 @@ def combine_tiles(
 
 @triton.jit
 def combine(
-    g, x, dx, weight, centre, mads, deviation_sum, selected, used, scale, finite, finite_count, sums_g, sums_gx,
-    d_weight, d_bias, B, C, S, sums, batch_weight, factor,
+    g, x, y, masked, dx, weight, centre, mads, deviation_sum, selected, used, scale, finite, finite_count, sums_g,
+    sums_gx, d_weight, d_bias, B, C, S, sums, batch_weight, factor,
     WEIGHT: tl.constexpr, MEAN: tl.constexpr, MAD: tl.constexpr, WHOLE: tl.constexpr, PARTS: tl.constexpr,
+    RELU: tl.constexpr, KEEP: tl.constexpr,
     TILE: tl.constexpr, ROW: tl.constexpr, WIDTH: tl.constexpr, LAST: tl.constexpr, VEC: tl.constexpr,
     INT64: tl.constexpr, SPLIT: tl.constexpr,
 ):  # fmt: skip
     """Write the gradients of input, weight and bias, from the sums that ``reduce`` made.
 
-    With ``WHOLE`` a program takes whole channels, and makes the sums itself.
+    With ``WHOLE`` a program takes whole channels, and makes the sums itself; with ``RELU``, of g masked by the output
+    y, which ``KEEP`` writes to ``masked``.
     """
     S = S // VEC * VEC
     c = program_channels(WIDTH, LAST)
@@ -197,10 +226,12 @@ def combine(
     if WHOLE:
         u = tl.load(used + c, mask=exists, other=0.0)
         if all_finite:
-            total, product = reduce_tiles(g, x, u, finite, c, part, parts, B, C, S, True, TILE, ROW, LAST, INT64, SPLIT)
+            total, product = reduce_tiles(
+                g, x, y, masked, u, finite, c, part, parts, B, C, S, True, RELU, False, TILE, ROW, LAST, INT64, SPLIT
+            )
         else:
             total, product = reduce_tiles(
-                g, x, u, finite, c, part, parts, B, C, S, False, TILE, ROW, LAST, INT64, SPLIT
+                g, x, y, masked, u, finite, c, part, parts, B, C, S, False, RELU, False, TILE, ROW, LAST, INT64, SPLIT
             )
         sum_g = total.to(tl.float32)
         sum_gx = product.to(tl.float32)
@@ -219,11 +250,11 @@ def combine(
     m = tl.load(centre + c, mask=exists, other=0.0)
     if all_finite:
         combine_tiles(
-            g, x, dx, a, slope, shift, at_median, at_mad, m, median_position, mad_position, finite, c, part, parts,
-            B, C, S, True, MAD, TILE, ROW, LAST, INT64, SPLIT,
+            g, x, y, masked, dx, a, slope, shift, at_median, at_mad, m, median_position, mad_position, finite, c, part,
+            parts, B, C, S, True, MAD, RELU, KEEP, TILE, ROW, LAST, INT64, SPLIT,
         )  # fmt: skip
     else:
         combine_tiles(
-            g, x, dx, a, slope, shift, at_median, at_mad, m, median_position, mad_position, finite, c, part, parts,
-            B, C, S, False, MAD, TILE, ROW, LAST, INT64, SPLIT,
+            g, x, y, masked, dx, a, slope, shift, at_median, at_mad, m, median_position, mad_position, finite, c, part,
+            parts, B, C, S, False, MAD, RELU, KEEP, TILE, ROW, LAST, INT64, SPLIT,
         )  # fmt: skip

@@ -2,7 +2,8 @@
 
 A launch is of a shape, not of tensors: its arguments are names, which ``plans`` gives a meaning. Activations are ``x``,
 ``y``, ``g`` and ``dx``, dense ``(B, C, *)`` in the memory format of ``x``; small tensors are places of a ``Layout``.
-Where a kernel ignores an argument, such as the weight of a layer without one, it gets some tensor per channel.
+Where a kernel ignores an argument, such as the weight of a layer without one, it gets some tensor per channel; or None,
+which is compiled in, where launches without a ReLU would otherwise have an argument more.
 """
 
 from __future__ import annotations
@@ -16,8 +17,8 @@ from .tiling import Plan, Shape, SurveyPlan, cdiv, next_power_of_2, plan
 
 EPS, BATCH_WEIGHT = "eps", "batch_weight"
 """The names of the two numbers that are given with each call."""
-Argument = str | int | float
-"""The name of a tensor or of a number, or a number that the shape decides."""
+Argument = str | int | float | None
+"""The name of a tensor or of a number, a number that the shape decides, or nothing."""
 
 
 class Launch(NamedTuple):
@@ -47,10 +48,19 @@ class Given(NamedTuple):
     weight: bool
     bias: bool
     running: bool
+    relu: bool = False
+    """Whether a ReLU follows, and is computed with the rest."""
+    residual: bool = False
+    """Whether another activation is added before it."""
 
     def running_or(self, other: str) -> tuple[str, str]:
         """Return the names of the running statistics, or another one for both."""
         return ("running_centre", "running_variance") if self.running else (other, other)
+
+    @property
+    def residual_or_none(self) -> str | None:
+        """The name of the residual, or None."""
+        return "residual" if self.residual else None
 
 
 def _warps(number: int) -> int:
@@ -70,12 +80,13 @@ def normalise_small_channels(shape: Shape, given: Given) -> list[Step]:
             small_channel.normalise_small_channels,
             (shape.channels,),
             (
-                "x", "y", weight, bias, *given.running_or("centre"), *out, "finite", "finite_count", *shape[:3], EPS,
-                BATCH_WEIGHT,
+                "x", "y", given.residual_or_none, weight, bias, *given.running_or("centre"), *out, "finite",
+                "finite_count", *shape[:3], EPS, BATCH_WEIGHT,
             ),
             {
                 "RUNNING": given.running, "WEIGHT": given.weight, "BIAS": given.bias, "RETRY": retry,
-                "TILE": shape.padded, "ROW": shape.row, "VEC": shape.vector, "num_warps": _warps(shape.padded // 512),
+                "ADD": given.residual, "RELU": given.relu, "TILE": shape.padded, "ROW": shape.row,
+                "VEC": shape.vector, "num_warps": _warps(shape.padded // 512),
             },
         )
         for retry in (False, True)
@@ -141,13 +152,13 @@ def normalise_all(shape: Shape, kernel: str, given: Given) -> Launch:
         normalise.normalise,
         cut.grid,
         (
-            "x", "y", "weight" if given.weight else "centre", "bias" if given.bias else "centre", "centre",
-            "slopes" if is_mad else "centre", "used_centre", "inverse_std", "selected", "finite", "finite_count",
-            *cut.sizes,
+            "x", "y", given.residual_or_none, "weight" if given.weight else "centre",
+            "bias" if given.bias else "centre", "centre", "slopes" if is_mad else "centre", "used_centre",
+            "inverse_std", "selected", "finite", "finite_count", *cut.sizes,
         ),
         {
             "WEIGHT": given.weight, "BIAS": given.bias, "FIND": kernel != "image_median", "MAD": is_mad,
-            **cut.options(),
+            "ADD": given.residual, "RELU": given.relu, **cut.options(),
         },
     )  # fmt: skip
 
@@ -189,17 +200,23 @@ def image_statistics(shape: Shape, given: Given) -> Launch:
 
 # --- backward ---------------------------------------------------------------------------------------------------------
 
+MASKED = "masked"
+"""The gradient of the output, behind the ReLU."""
+
 
 def reduction(shape: Shape) -> Plan:
     """Return how the activation is cut for ``reduce``; its parts are those of the sums."""
     return plan(shape, tiling.TILE, tiling.WARPS, tiling.REDUCE_WAVES_LAST if shape.last else tiling.WAVES)
 
 
-def reduce(shape: Shape) -> Launch:
-    """Write the sums of g and of g · (x − used centre), ``(parts, C)`` each in float64."""
+def reduce(shape: Shape, relu: bool) -> Launch:
+    """Write the sums of g and of g · (x − used centre), ``(parts, C)`` each in float64; with ``relu``, and g masked."""
     cut = reduction(shape)
-    arguments = ("g", "x", "used_centre", "finite", "finite_count", "sums_g", "sums_gx", *cut.sizes)
-    return Launch(gradient.reduce, cut.grid, arguments, cut.options())
+    output, masked = ("y", MASKED) if relu else (None, None)
+    arguments = (
+        "g", "x", output, masked, "used_centre", "finite", "finite_count", "sums_g", "sums_gx", *cut.sizes,
+    )  # fmt: skip
+    return Launch(gradient.reduce, cut.grid, arguments, {"RELU": relu, **cut.options()})
 
 
 def add_parts(shape: Shape) -> Launch:
@@ -215,46 +232,59 @@ def add_parts(shape: Shape) -> Launch:
 
 
 def combine(
-    shape: Shape, weight: bool, sums: tuple[str, str] | None, parts: int, mean: bool, mad: bool, factor: float
+    shape: Shape,
+    g: str,
+    weight: bool,
+    sums: tuple[str, str] | None,
+    parts: int,
+    mean: bool,
+    mad: bool,
+    factor: float,
+    relu: bool,
+    residual: bool,
 ) -> Launch:
-    """Write the gradients where statistics are of whole channels. Without ``sums``, each program makes its own."""
+    """Write the gradients where statistics are of whole channels. Without ``sums``, each program makes its own.
+
+    With ``relu`` it also masks g, and writes it where there is a ``residual``.
+    """
     cut = plan(shape, tiling.TILE, tiling.WARPS, 0 if sums is None else tiling.WAVES)
     return Launch(
         gradient.combine,
         cut.grid,
         (
-            "g", "x", "dx", "weight" if weight else "used_centre", "centre", "slopes" if mad else "centre",
-            "deviation_sum", "selected", "used_centre", "inverse_std", "finite", "finite_count",
+            g, "x", "y" if relu else None, MASKED if relu and residual else None, "dx",
+            "weight" if weight else "used_centre", "centre", "slopes" if mad else "centre", "deviation_sum",
+            "selected", "used_centre", "inverse_std", "finite", "finite_count",
             *(sums or ("centre", "variance")), "d_weight", "d_bias", *cut.sizes, parts, BATCH_WEIGHT, factor,
         ),
         {
             "WEIGHT": weight, "MEAN": mean, "MAD": mad, "WHOLE": sums is None, "PARTS": next_power_of_2(parts),
-            **cut.options(),
+            "RELU": relu, "KEEP": relu and residual, **cut.options(),
         },
     )  # fmt: skip
 
 
-def image_gradient(shape: Shape, weight: bool, sums: tuple[str, str], parts: int) -> Launch:
+def image_gradient(shape: Shape, g: str, weight: bool, sums: tuple[str, str], parts: int) -> Launch:
     """Write w · r · g; channels last, also what the statistics' gradients add."""
     cut = plan(shape, tiling.TILE, tiling.WARPS, tiling.WAVES, single=shape.last)
     return Launch(
         images.image_gradient,
         cut.grid,
         (
-            "g", "x", "dx", "weight" if weight else "used_centre", "image_means", "selected", "slopes", "inverse_std",
+            g, "x", "dx", "weight" if weight else "used_centre", "image_means", "selected", "slopes", "inverse_std",
             "finite", "finite_count", *sums, "d_weight", "d_bias", *cut.sizes, parts, BATCH_WEIGHT,
         ),
         {"WEIGHT": weight, "PARTS": next_power_of_2(parts), **cut.options()},
     )  # fmt: skip
 
 
-def selected_image_gradient(shape: Shape, weight: bool) -> Launch:
+def selected_image_gradient(shape: Shape, g: str, weight: bool) -> Launch:
     """Write the gradient of each channel's six selected images again, with what the statistics' gradients add."""
     return Launch(
         images.selected_image_gradient,
         (shape.channels, 6),
         (
-            "g", "x", "dx", "weight" if weight else "used_centre", "image_means", "selected", "slopes", "inverse_std",
+            g, "x", "dx", "weight" if weight else "used_centre", "image_means", "selected", "slopes", "inverse_std",
             "d_weight", "d_bias", "finite_count", *shape[:3], BATCH_WEIGHT,
         ),
         {"WEIGHT": weight, "ROW": min(shape.row, 1024), "VEC": shape.vector, "num_warps": 2},

@@ -1,4 +1,8 @@
-"""Triton: mix the batch's statistics with the running ones, and normalise an activation in one read and one write."""
+"""Triton: mix the batch's statistics with the running ones, and normalise an activation in one read and one write.
+
+The same pass can add a residual and apply a ReLU: ``RELU``. What a kernel has no use for is ``None`` in a launch, which
+Triton compiles in, so that programs without a ReLU are what they would be if there were none.
+"""
 
 from __future__ import annotations
 
@@ -33,12 +37,23 @@ def mix(
 
 
 @triton.jit
+def activate(out, residual, where, inside, ADD: tl.constexpr, RELU: tl.constexpr):
+    """Return ``max(out + residual, 0)``, and NaN for NaN; without ``RELU``, ``out``."""
+    if RELU:
+        if ADD:
+            out += tl.load(residual + where, mask=inside, other=0.0).to(tl.float32)
+        return tl.where(out <= 0.0, 0.0, out)
+    else:
+        return out
+
+
+@triton.jit
 def normalise_tiles(
-    x, y, m, mad, u, a, add, finite, c, part, parts, B, C, S, ALL: tl.constexpr, FIND: tl.constexpr,
-    MAD: tl.constexpr, TILE: tl.constexpr, ROW: tl.constexpr, LAST: tl.constexpr, INT64: tl.constexpr,
-    SPLIT: tl.constexpr,
+    x, y, residual, m, mad, u, a, add, finite, c, part, parts, B, C, S, ALL: tl.constexpr, FIND: tl.constexpr,
+    MAD: tl.constexpr, ADD: tl.constexpr, RELU: tl.constexpr, TILE: tl.constexpr, ROW: tl.constexpr,
+    LAST: tl.constexpr, INT64: tl.constexpr, SPLIT: tl.constexpr,
 ):  # fmt: skip
-    """Write ``(x − u) · a + add``, and NaN for images that are not finite; ``ALL`` says that all images are.
+    """Write ``(x − u) · a + add``, activated, and NaN for images that are not finite; ``ALL`` says that all images are.
 
     Return where the value ``m`` first occurs (with ``FIND``), and a value whose distance from it is ``mad`` (with
     ``MAD``).
@@ -53,6 +68,7 @@ def normalise_tiles(
             where = offsets + tile_start(b0, s0, C, S, LAST, INT64)
             v = tl.load(x + where, mask=inside, other=float("nan")).to(tl.float32)
             out = (v - by_channel(u, LAST)) * by_channel(a, LAST) + by_channel(add, LAST)
+            out = activate(out, residual, where, inside, ADD, RELU)
             equal = v == by_channel(m, LAST)
             if not ALL:
                 counts = load_finite(finite, b0 + b, B, SPLIT, LAST)
@@ -78,12 +94,13 @@ def normalise_tiles(
 
 @triton.jit
 def normalise(
-    x, y, weight, bias, centre, mads, used, scale, selected, finite, finite_count, B, C, S,
-    WEIGHT: tl.constexpr, BIAS: tl.constexpr, FIND: tl.constexpr, MAD: tl.constexpr,
+    x, y, residual, weight, bias, centre, mads, used, scale, selected, finite, finite_count, B, C, S,
+    WEIGHT: tl.constexpr, BIAS: tl.constexpr, FIND: tl.constexpr, MAD: tl.constexpr, ADD: tl.constexpr,
+    RELU: tl.constexpr,
     TILE: tl.constexpr, ROW: tl.constexpr, WIDTH: tl.constexpr, LAST: tl.constexpr, VEC: tl.constexpr,
     INT64: tl.constexpr, SPLIT: tl.constexpr,
 ):  # fmt: skip
-    """Normalise an activation with the centre ``used`` and 1/σ ``scale``.
+    """Normalise an activation with the centre ``used`` and 1/σ ``scale``; with ``RELU`` add ``residual`` and activate.
 
     With ``FIND``, lower ``selected[0]`` to the first position of each channel's ``centre``; with ``MAD``, also
     ``selected[1]`` to the first position of its MAD.
@@ -106,12 +123,14 @@ def normalise(
     parts = tl.num_programs(1)
     if tl.load(finite_count) == B // SPLIT:
         least, least_mad = normalise_tiles(
-            x, y, m, mad, u, a, add, finite, c, part, parts, B, C, S, True, FIND, MAD, TILE, ROW, LAST, INT64, SPLIT
-        )
+            x, y, residual, m, mad, u, a, add, finite, c, part, parts, B, C, S, True, FIND, MAD, ADD, RELU,
+            TILE, ROW, LAST, INT64, SPLIT,
+        )  # fmt: skip
     else:
         least, least_mad = normalise_tiles(
-            x, y, m, mad, u, a, add, finite, c, part, parts, B, C, S, False, FIND, MAD, TILE, ROW, LAST, INT64, SPLIT
-        )
+            x, y, residual, m, mad, u, a, add, finite, c, part, parts, B, C, S, False, FIND, MAD, ADD, RELU,
+            TILE, ROW, LAST, INT64, SPLIT,
+        )  # fmt: skip
     if FIND:
         tl.atomic_min(selected + c, least, mask=exists & (least < NO_POSITION))
     if MAD:

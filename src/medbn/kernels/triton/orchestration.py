@@ -15,6 +15,9 @@ Backward, ``reduce`` reads g and x, and ``combine`` reads both and writes the gr
 alone. For medians over images, ``image_gradient`` writes w · r · g before ``selected_image_gradient`` visits the six
 images that a channel's statistics come from.
 
+A ReLU behind the normalisation, and the addition of a residual before it, take no launch: the kernel that writes the
+output applies them, and the kernel that reads g first masks it.
+
 ``plans`` puts these steps together, once for each kind of activation; here they meet tensors.
 """
 
@@ -25,7 +28,8 @@ from dataclasses import fields
 import torch
 from torch import Tensor
 
-from ..saved import Saved, Spec
+from ..saved import Activation, Saved, Spec
+from .launch import MASKED
 from .layout import WorkspaceSaved
 from .plans import BackwardPlan, ForwardPlan, backward_plan, forward_plan
 from .tiling import dense, like
@@ -34,14 +38,20 @@ Pair = tuple[Tensor, Tensor]
 
 
 def forward(
-    x: Tensor, weight: Tensor | None, bias: Tensor | None, running: Pair | None, spec: Spec
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    running: Pair | None,
+    spec: Spec,
+    activation: Activation | None = None,
 ) -> tuple[Tensor, Saved]:
-    """Normalise ``x``; return the output and what the backward pass needs."""
+    """Normalise ``x``, and activate it; return the output and what the backward pass needs."""
     if (dense_x := dense(x)) is not x:
-        y, saved = forward(dense_x, weight, bias, running, spec)
+        y, saved = forward(dense_x, weight, bias, running, spec, activation)
         return _copy(y, x), saved
-    plan = forward_plan(x, weight, bias, running, spec.kernel, True)
-    out, saved = _run_forward(plan, x, weight, bias, running, spec)
+    relu, residual = activation is not None, None if activation is None else activation.residual
+    plan = forward_plan(x, weight, bias, running, spec.kernel, True, relu, residual is not None)
+    out, saved = _run_forward(plan, x, weight, bias, running, spec, residual)
     assert out is not None
     return out, saved
 
@@ -55,7 +65,13 @@ def statistics(x: Tensor, kernel: str) -> Pair:
 
 
 def _run_forward(
-    plan: ForwardPlan, x: Tensor, weight: Tensor | None, bias: Tensor | None, running: Pair | None, spec: Spec
+    plan: ForwardPlan,
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    running: Pair | None,
+    spec: Spec,
+    residual: Tensor | None = None,
 ) -> tuple[Tensor | None, Saved]:
     """Return the output, if the plan has one, and what is saved."""
     given = x
@@ -66,7 +82,9 @@ def _run_forward(
     saved, scratch = layout.allocate("saved", x.device), layout.allocate("scratch", x.device)
     assert saved is not None
     centre, variance = running or (None, None)
-    tensors = (x, y, weight, bias, centre, variance, saved, scratch)
+    tensors: tuple[Tensor | None, ...] = (x, y, weight, bias, centre, variance, saved, scratch)
+    if residual is not None:
+        tensors += (like(residual, x),)
     plan.program.run(x.get_device(), tensors, spec.eps, spec.batch_weight)
     if plan.transposes:
         assert y is not None
@@ -76,21 +94,39 @@ def _run_forward(
 
 def backward(g: Tensor, x: Tensor, weight: Tensor | None, saved: Saved, spec: Spec) -> tuple[Tensor, Tensor, Tensor]:
     """Return the gradients of input, weight and bias; the last two in float32."""
+    dx, d_weight, d_bias, _ = _differentiate(g, x, None, False, weight, saved, spec)
+    return dx, d_weight, d_bias
+
+
+def activated_backward(
+    g: Tensor, y: Tensor, x: Tensor, weight: Tensor | None, saved: Saved, spec: Spec, residual: bool
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+    """Return the gradients of input, weight, bias and, if there was a ``residual``, residual; ``y`` is the output."""
+    return _differentiate(g, x, y, residual, weight, saved, spec)
+
+
+def _differentiate(
+    g: Tensor, x: Tensor, y: Tensor | None, residual: bool, weight: Tensor | None, saved: Saved, spec: Spec
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
     if (dense_x := dense(x)) is not x:
-        dx, d_weight, d_bias = backward(g, dense_x, weight, saved, spec)
-        return _copy(dx, x), d_weight, d_bias
-    g = like(g, x)
-    plan = backward_plan(g, x, weight, spec.kernel, spec.backward == "mean")
+        dx, d_weight, d_bias, masked = _differentiate(g, dense_x, y, residual, weight, saved, spec)
+        return _copy(dx, x), d_weight, d_bias, None if masked is None else _copy(masked, x)
+    g, relu = like(g, x), y is not None
+    plan = backward_plan(g, x, weight, spec.kernel, spec.backward == "mean", relu, residual)
     dx = torch.empty_like(x)
+    masked = torch.empty_like(g) if plan.masks else None
     affine = torch.empty(2, x.shape[1], dtype=torch.float32, device=x.device)
     scratch = plan.layout.allocate("scratch", x.device)
     if isinstance(saved, WorkspaceSaved):
-        tensors = (x, g, dx, weight, affine, saved.buffer, scratch)
+        tensors: tuple[Tensor | None, ...] = (x, g, dx, weight, affine, saved.buffer, scratch)
+        if y is not None:
+            tensors += (like(y, x), masked)
         plan.program.run(x.get_device(), tensors, spec.eps, spec.batch_weight)
     else:
-        _run_separate(plan, {"x": x, "g": g, "dx": dx, "weight": weight}, affine, scratch, saved, spec)
+        named = {"x": x, "g": g, "dx": dx, "weight": weight, "y": None if y is None else like(y, x), MASKED: masked}
+        _run_separate(plan, named, affine, scratch, saved, spec)
     d_weight, d_bias = affine.unbind()
-    return dx, d_weight, d_bias
+    return dx, d_weight, d_bias, masked if residual else None
 
 
 def _copy(result: Tensor, x: Tensor) -> Tensor:

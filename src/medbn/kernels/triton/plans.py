@@ -55,6 +55,7 @@ class ForwardPlan:
             steps.append(launch.normalise_all(shape, kernel, given))
         self.allocates_output = normalises or self.small
         tensors = ["x", "y", "weight", "bias", "running_centre", "running_variance", "saved", "scratch"]
+        tensors += ["residual"] if given.residual else []
         self.program = Program(steps, layout, tensors)
 
 
@@ -66,33 +67,42 @@ class BackwardPlan:
         kernel: which statistics.
         weight: whether there is a weight.
         mean: whether the statistics have the gradient of mean and variance.
+        relu: whether the output is behind a ReLU.
+        residual: whether another activation was added before it.
     """
 
-    def __init__(self, x: Tensor, kernel: str, weight: bool, mean: bool) -> None:
+    def __init__(
+        self, x: Tensor, kernel: str, weight: bool, mean: bool, relu: bool = False, residual: bool = False
+    ) -> None:
         shape = Shape.of(x)
         self.layout = layout = saved_layout(kernel, shape)
         layout.add("affine", "affine", 2, shape.channels, rows=("d_weight", "d_bias"))
         over_images = kernel == "image_median" and not mean
         steps: list[Step] = []
-        sums, parts = None, 1
+        sums, parts, g = None, 1, "g"
         if over_images or not shape.whole:
             sums, parts = ("sums_g", "sums_gx"), launch.reduction(shape).parts
             layout.add("scratch", "sums", 2, parts, shape.channels, dtype=torch.float64, rows=sums)
-            steps.append(launch.reduce(shape))
+            steps.append(launch.reduce(shape, relu))
+            g = launch.MASKED if relu else g
             if parts > tiling.PARTS_PER_PROGRAM:  # too many for every program to add up
                 sums, parts = ("totals_g", "totals_gx"), 1
                 layout.add("scratch", "totals", 2, 1, shape.channels, dtype=torch.float64, rows=sums)
                 steps.append(launch.add_parts(shape))
         if over_images:
             assert sums is not None
-            steps.append(launch.image_gradient(shape, weight, sums, parts))
+            steps.append(launch.image_gradient(shape, g, weight, sums, parts))
             if not shape.last:
-                steps.append(launch.selected_image_gradient(shape, weight))
+                steps.append(launch.selected_image_gradient(shape, g, weight))
         else:
             mad = kernel in MAD_FACTORS and not mean
             factor = MAD_FACTORS[kernel] if mad else 0.0
-            steps.append(launch.combine(shape, weight, sums, parts, mean, mad, factor))
-        self.program = Program(steps, layout, ["x", "g", "dx", "weight", "affine", "saved", "scratch"])
+            masks = relu and sums is None
+            steps.append(launch.combine(shape, g, weight, sums, parts, mean, mad, factor, masks, residual))
+        self.masks = relu and (residual or sums is not None)
+        """Whether the masked gradient is written."""
+        tensors = ["x", "g", "dx", "weight", "affine", "saved", "scratch"]
+        self.program = Program(steps, layout, [*tensors, "y", launch.MASKED] if relu else tensors)
 
 
 def saved_layout(kernel: str, shape: Shape) -> Layout:
@@ -162,28 +172,38 @@ def forward_plan(
     running: tuple[Tensor, Tensor] | None,
     kernel: str,
     normalises: bool,
+    relu: bool = False,
+    residual: bool = False,
 ) -> ForwardPlan:
     """Return the plan of a forward pass over a dense activation; see ``ForwardPlan``."""
     key = (
-        x.shape, x.stride(), x.dtype, x.get_device(), kernel, normalises,
+        x.shape, x.stride(), x.dtype, x.get_device(), kernel, normalises, relu, residual,
         None if weight is None else weight.dtype,
         None if bias is None else bias.dtype,
         None if running is None else (running[0].dtype, running[1].dtype),
     )  # fmt: skip
     plan: ForwardPlan | None = _plans.get(key)
     if plan is None:
-        given = Given(weight is not None, bias is not None, running is not None)
+        given = Given(weight is not None, bias is not None, running is not None, relu, residual)
         plan = _keep(key, lambda: ForwardPlan(x, kernel, given, normalises))
     return plan
 
 
-def backward_plan(g: Tensor, x: Tensor, weight: Tensor | None, kernel: str, mean: bool) -> BackwardPlan:
+def backward_plan(
+    g: Tensor,
+    x: Tensor,
+    weight: Tensor | None,
+    kernel: str,
+    mean: bool,
+    relu: bool = False,
+    residual: bool = False,
+) -> BackwardPlan:
     """Return the plan of a backward pass; ``g`` has the strides of ``x``. See ``BackwardPlan``."""
     weight_type = None if weight is None else weight.dtype
-    key = (x.shape, x.stride(), x.dtype, x.get_device(), kernel, mean, g.dtype, weight_type)
+    key = (x.shape, x.stride(), x.dtype, x.get_device(), kernel, mean, relu, residual, g.dtype, weight_type)
     plan: BackwardPlan | None = _plans.get(key)
     if plan is None:
-        plan = _keep(key, lambda: BackwardPlan(x, kernel, weight is not None, mean))
+        plan = _keep(key, lambda: BackwardPlan(x, kernel, weight is not None, mean, relu, residual))
     return plan
 
 

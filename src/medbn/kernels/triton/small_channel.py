@@ -5,20 +5,21 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from .normalise import mix
+from .normalise import activate, mix
 from .search import select_rank
 from .tiles import NO_POSITION, mark_nonfinite
 
 
 @triton.jit
 def normalise_small_channels(
-    x, y, weight, bias, running_centre, running_variance,
+    x, y, residual, weight, bias, running_centre, running_variance,
     centre_out, variance_out, deviation_sum_out, selected_out, used_out, scale_out, finite, finite_count,
     B, C, S, eps, batch_weight,
-    RUNNING: tl.constexpr, WEIGHT: tl.constexpr, BIAS: tl.constexpr, RETRY: tl.constexpr,
+    RUNNING: tl.constexpr, WEIGHT: tl.constexpr, BIAS: tl.constexpr, RETRY: tl.constexpr, ADD: tl.constexpr,
+    RELU: tl.constexpr,
     TILE: tl.constexpr, ROW: tl.constexpr, VEC: tl.constexpr,
 ):  # fmt: skip
-    """Select the median of a channel, take the moments about it, mix and normalise.
+    """Select the median of a channel, take the moments about it, mix and normalise; with ``RELU``, activate.
 
     The first launch takes all images for finite, and marks those that are not. With ``RETRY``, the second one repeats
     everything without them, or ends at once where there are none. So the host need not know.
@@ -66,6 +67,7 @@ def normalise_small_channels(
     out = (v - used) * r
     if BIAS:
         out += tl.load(bias + c).to(tl.float32)
+    out = activate(out, residual, where, inside, ADD, RELU)
     if RETRY:
         out = tl.where(valid, out, float("nan"))
     tl.store(y + where, out.to(y.dtype.element_ty), mask=inside)
