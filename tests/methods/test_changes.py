@@ -7,6 +7,8 @@ import pytest
 import torch
 
 import medbn
+from medbn.attacks import DIA
+from medbn.bench.poison_cache import CachedAttack, PoisonCache
 from medbn.methods import _changes as changes
 from medbn.methods._memories import Memories, approach
 from medbn.methods._memory_settings import Settings
@@ -459,11 +461,44 @@ def test_the_surrogate_of_another_batch_has_an_average_that_includes_it(model):
     for name, (mean, var) in averages(tta).items():
         sema.layers[name].ema_mean, sema.layers[name].ema_var = mean, var
     torch.testing.assert_close(logits, sema(x))
-    key = tta.surrogate_key(tta.snapshot(), 24)
-    assert key == tta.surrogate_key(tta.snapshot(), 24)
     tta(x)
-    assert key != tta.surrogate_key(tta.snapshot(), 24)
     torch.testing.assert_close(surrogate(x), logits)  # of the moment when it was made
+
+
+def test_surrogates_of_two_moments_have_one_key_and_other_tensors(model):
+    """So that a captured step serves a whole stream, and no poison is taken for another's."""
+    tta = make(model, "past", "image_median@0.5", **FEW)
+    poison = CachedAttack(DIA(steps=1), PoisonCache(), "")
+    x, labels = images(0, count=24), torch.zeros(24, dtype=torch.long)
+    assert tta.min_images <= 24
+    tta(x)
+    keys, poisons = [], []
+    for _ in range(2):
+        keys.append(tta.surrogate_key(tta.snapshot(), 24))
+        poisons.append(poison.key(tta, x, labels, slice(2)))
+        before = tta.snapshot()
+        tta.memory["averages"][1] += 1
+        assert poison.key(tta, x, labels, slice(2)) != poisons[-1]
+        tta.restore(before)
+        tta(x)
+    assert keys[0] == keys[1]
+    assert poisons[0] != poisons[1]
+    other = make(model, "past", "mean", **FEW)
+    assert other.surrogate_key(other.snapshot(), 24) != keys[0]
+
+
+def test_one_graph_of_an_attack_s_step_serves_a_stream(model, monkeypatch):
+    captured = simulate_graphs(monkeypatch)
+    labels = torch.arange(24) % 10
+    batches = [images(shift, count=24, seed=seed).sigmoid() for seed, shift in enumerate((0, 0, 1, 0, 1, 0))]
+    results = []
+    for graph in (False, True):
+        tta = make(model, "past", "image_median@0.5", **FEW, graph=False)
+        attack = DIA(steps=2, step_size=0.1, graph=graph)
+        results.append([attack(tta, x, labels, slice(21, 24)) for x in batches if tta(x) is not None])
+        assert tta.memory["declared"] >= 2
+    assert all(map(torch.equal, *results))
+    assert len(captured) == 1
 
 
 def test_wrong_options_are_refused(model):

@@ -101,6 +101,7 @@ def _replay_steps(
         raise ObstacleError(f"{type(attack.objective).__name__} is no frozen dataclass, so it may change unnoticed.")
     if not isinstance(surrogate, Surrogate):
         raise ObstacleError(f"{type(adapter).__name__} has a surrogate of its own, whose tensors cannot be replaced.")
+    surrogate = surrogate.for_batch_of(len(batch.images))
     inputs, structure = tree_flatten((malicious, batch, surrogate.tensors))
 
     def step(static: list[Any]) -> tuple[Tensor, Tensor]:

@@ -114,6 +114,7 @@ class CachedAttack:
         }
         learned = {**affine, **state["learned"]}  # in the order of the layers, not of what is learned
         values = [*learned.values(), *(value for pair in state["averages"].values() for value in pair)]
-        for value in (*values, images, labels):
+        remembered = adapter.surrogate_tensors(state["memory"], len(images)).values()
+        for value in (*values, *remembered, images, labels):
             total.update(value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
         return adapter.surrogate_key(state, len(images)), total.digest()

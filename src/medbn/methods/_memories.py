@@ -97,17 +97,17 @@ class Memories:
         medians = {"medians": memory["medians"][0]} if memory["medians"] else {}
         return {"averages": memory["averages"], **medians}
 
-    def constants(self, memory: Mapping[str, Any], images: int) -> dict[str, Tensor]:
-        """Return what else a pass over a batch of that many images reads, on the device. The same stay the same."""
+    def constants(self, memory: Mapping[str, Any], images: int, *, weights: bool = False) -> dict[str, Tensor]:
+        """Return what else a pass over a batch of that many images reads, on the device.
+
+        With ``weights``, that of the batch in each memory too, which a surrogate reads.
+        """
         return {
             "tables": self._constant(self.settings.tables(images, memory["remembered"])),
             "known": self._constant([count > 0 for count in memory["remembered"]]),
             "current": self._constant([memory["current"]]),
+            **({"weights": self._constant(self.weights(memory, images))} if weights else {}),
         }
-
-    def constant_weights(self, memory: Mapping[str, Any], images: int) -> Tensor:
-        """Return the weight of a batch in each memory, on the device."""
-        return self._constant(self.weights(memory, images))
 
     def load(self, memory: Mapping[str, Any], images: int, *, in_place: bool) -> dict[str, Tensor]:
         """Return all that a pass reads; with ``in_place`` in tensors that stay where they are, as CUDA graphs need."""

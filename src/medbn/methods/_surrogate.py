@@ -60,6 +60,11 @@ class Surrogate:
         memory = adapter.surrogate_tensors(state["memory"])
         self.tensors |= {MEMORY + name: value for name, value in memory.items()}
 
+    def for_batch_of(self, images: int) -> Surrogate:
+        """Return the same function for batches of this size, with all that it depends on in its tensors."""
+        memory = self.adapter.surrogate_tensors(self.state["memory"], images)
+        return self.with_tensors(self.tensors | {MEMORY + name: value for name, value in memory.items()})
+
     def with_tensors(self, tensors: dict[str, Tensor]) -> Surrogate:
         """Return the same function with other tensors in the place of the state's."""
         other = copy.copy(self)

@@ -324,8 +324,13 @@ class Adapter(Method):
         policy = self.commit_policy(images, memory)
         return nullcontext() if policy is None else self.use_policy(policy)
 
-    def surrogate_tensors(self, memory: dict[str, Any]) -> dict[str, Tensor]:
-        """Return the tensors of a memory that ``normalise_as_attacked`` reads."""
+    def surrogate_tensors(self, memory: dict[str, Any], images: int | None = None) -> dict[str, Tensor]:
+        """Return the tensors of a memory that ``normalise_as_attacked`` reads.
+
+        Args:
+            memory: that of the state in which an attacker knows the adapter.
+            images: how many images the batch has, to have those too that depend on it; None if that is not known yet.
+        """
         return {}
 
     def use_policy(self, policy: Policy) -> AbstractContextManager[None]:

@@ -21,7 +21,6 @@ from ._memories import Memories, Seen
 from ._memory_settings import Settings
 from ._past_average import BATCH_SIZE, MIN_IMAGES, MOMENTUM, TWO_PASS_BATCHES, PastAverage
 from ._registry import register
-from ._surrogate import make_hashable
 from .base import Adapter, Commit
 
 
@@ -217,9 +216,13 @@ class Past(Adapter):
         """Return the number of usable images; learn what was chosen, without waiting a second time."""
         return super().wait_for(images) if self._seen is None else self._seen.wait_for(images)
 
-    def surrogate_tensors(self, memory: dict[str, Any]) -> dict[str, Tensor]:
-        """Return what is remembered."""
-        return {} if self._memories is None else self._memories.tensors(memory)
+    def surrogate_tensors(self, memory: dict[str, Any], images: int | None = None) -> dict[str, Tensor]:
+        """Return what is remembered and, if a batch of that many images is compared with it, the constants for that."""
+        if self._memories is None:
+            return {}
+        compared = images is not None and images >= self.min_images
+        constants = self._memories.constants(memory, images, weights=True) if compared and images else {}
+        return self._memories.tensors(memory) | constants
 
     def normalise_as_attacked(
         self, images: int, memory: dict[str, Any], tensors: dict[str, Tensor]
@@ -228,16 +231,23 @@ class Past(Adapter):
         if self._memories is None:
             return super().normalise_as_attacked(images, memory, tensors)
         if images < self.min_images:
-            weight = self._memories.weights(memory, images)[memory["current"]]
-            return hooks.use_policy(self.model, policies.ema(weight))
-        tensors = tensors | self._memories.constants(memory, images)
-        choice = Choice(self._memories, tensors, self._memories.constant_weights(memory, images))
-        return hooks.choose_statistics(self.model, choice)
+            return hooks.use_policy(self.model, self._policy_of_few(images, memory))
+        tensors = self.surrogate_tensors(memory, images) | tensors
+        return hooks.choose_statistics(self.model, Choice(self._memories, tensors, tensors["weights"]))
+
+    def _policy_of_few(self, images: int, memory: dict[str, Any]) -> Policy:
+        """Return the average that includes a batch of too few images to find a change in."""
+        assert self._memories is not None
+        return policies.ema(self._memories.weights(memory, images)[memory["current"]])
 
     def surrogate_key(self, state: dict[str, Any], images: int) -> Hashable:
-        """Return a key with the memories and their options, if there are any."""
-        key = super().surrogate_key(state, images)
-        return (key, self._settings, self.min_images, make_hashable(state["memory"])) if self._detects else key
+        """Return a key with the options of the memories, if there are any; what they remember is in tensors."""
+        if not self._detects:
+            return super().surrogate_key(state, images)
+        # A memory's number of images is in its weights.
+        key = super().surrogate_key({**state, "memory": {**state["memory"], "images": 0}}, images)
+        few = self._policy_of_few(images, state["memory"]) if images < self.min_images else None
+        return key, self._settings, self.min_images, few
 
     # --- weights ------------------------------------------------------------------------------------------------------
 
