@@ -82,6 +82,8 @@ def cifar10() -> Pieces:
             shuffled_recipe(
                 "no-attack", data, methods=tuple(m for m in EVERY if m != "eata"), batches=10, corruptions=("frost",)
             ),
+            shuffled_recipe("no-attack", data, methods=("tebn",), batches=50, corruptions=("frost",)),
+            past(data, batches=50, poisoned=6)[0].narrow(corruptions=("frost",)),
         ],
         "cumulative": [shuffled_recipe("cumulative", data, batches=3)],
         "sizes": [shuffled_recipe(f"{name}-indiscriminate", data, batches=1) for name in ("malicious", "batch-size")],
