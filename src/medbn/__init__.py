@@ -27,6 +27,7 @@ from . import (
 )
 from ._version import __version__
 from .convert import convert, register_tail, revert
+from .fusion import fused_layers
 from .hooks import backward_through, observe
 from .layers import (
     MedBatchNorm1d,
@@ -63,6 +64,7 @@ __all__ = [
     "distributed",
     "estimators",
     "functional",
+    "fused_layers",
     "gradients",
     "hooks",
     "kernels",

@@ -100,7 +100,7 @@ def normalise_batch(
             if few is None:
                 return result
             return _replace_few_values(result, few, x, running, batch_weight, weight, bias, estimator, eps, nonfinite)
-    return _compose(x, weight, bias, estimator, eps, nonfinite, valid, running, batch_weight, backward, group)
+    return compose(x, weight, bias, estimator, eps, nonfinite, valid, running, batch_weight, backward, group)
 
 
 def _replace_few_values(
@@ -171,7 +171,7 @@ def normalise_chosen(
     return Normalised(mask_isolated(y, finite), *batch, None, used)
 
 
-def _compose(
+def compose(
     x: Tensor,
     weight: Tensor | None,
     bias: Tensor | None,
@@ -208,34 +208,46 @@ def _call_kernel(
     backward: Estimator | None,
 ) -> Normalised | KernelNormalised | None:
     """Normalise by the estimator's kernel; return None where there is none for this input."""
+    spec = choose_spec(estimator, eps, nonfinite, running, batch_weight, backward)
+    if spec is None or kernels.selected(x, spec.kernel) == "reference":
+        return None
+    if torch.compiler.is_compiling():
+        if spec.backward == "smooth":
+            return None
+        return Normalised(*kernels.norm_operator(x, weight, bias, running, spec), None)
+    y, saved = kernels.forward(x, weight, bias, running, spec)
+    if needs_function(x, weight, bias):
+        composition = (estimator, eps, nonfinite, None, running, batch_weight, backward)
+        y = _KernelNorm.apply(x, weight, bias, [y], saved, spec, composition)  # type: ignore[no-untyped-call]
+    return KernelNormalised(y, saved)
+
+
+def choose_spec(
+    estimator: Estimator,
+    eps: float,
+    nonfinite: str | None,
+    running: tuple[Tensor, Tensor] | None,
+    batch_weight: float,
+    backward: Estimator | None,
+) -> kernels.Spec | None:
+    """Return what the estimator's kernel is to compute; None if it cannot."""
     kernel = estimator.kernel
     if kernel is None or not isolates(estimator, nonfinite):
         return None
     if running is not None and (running[0].requires_grad or running[1].requires_grad):
         return None
-    gradient, temperature = "own", 0.0
-    if backward is not None:
-        if backward.kernel == "mean":
-            gradient = "mean"
-        elif backward.kernel == kernel and backward.temperature is not None:
-            gradient, temperature = "smooth", backward.temperature
-        else:
-            return None
-    if kernels.selected(x, kernel) == "reference":
-        return None
-    spec = kernels.Spec(kernel, batch_weight, eps, gradient, temperature)
-    if torch.compiler.is_compiling():
-        if gradient == "smooth":
-            return None
-        return Normalised(*kernels.norm_operator(x, weight, bias, running, spec), None)
-    differentiates = torch.is_grad_enabled() and (
-        x.requires_grad or (weight is not None and weight.requires_grad) or (bias is not None and bias.requires_grad)
-    )
-    y, saved = kernels.forward(x, weight, bias, running, spec)
-    if differentiates:
-        composition = (estimator, eps, nonfinite, None, running, batch_weight, backward)
-        y = _KernelNorm.apply(x, weight, bias, [y], saved, spec, composition)  # type: ignore[no-untyped-call]
-    return KernelNormalised(y, saved)
+    if backward is None:
+        return kernels.Spec(kernel, batch_weight, eps)
+    if backward.kernel == "mean":
+        return kernels.Spec(kernel, batch_weight, eps, "mean")
+    if backward.kernel == kernel and backward.temperature is not None:
+        return kernels.Spec(kernel, batch_weight, eps, "smooth", backward.temperature)
+    return None
+
+
+def needs_function(*tensors: Tensor | None) -> bool:
+    """Return whether what a kernel computes of these tensors needs a gradient."""
+    return torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
 
 
 class _KernelNorm(Function):
@@ -268,7 +280,7 @@ class _KernelNorm(Function):
         if torch.is_grad_enabled():  # create_graph=True: differentiate the composition, which autograd can follow
             inputs = [t for t, needed in zip((x, weight, bias), needs, strict=True) if needed]
             with torch.enable_grad():
-                y = _compose(x, weight, bias, *ctx.composition).y
+                y = compose(x, weight, bias, *ctx.composition).y
                 gradients = iter(torch.autograd.grad(y, inputs, g, create_graph=True))
             results = [next(gradients) if needed else None for needed in needs]
         else:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, TypeVar
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm, _LazyNormBase
 
-from . import _exportable, distributed, estimators, policies
+from . import _exportable, distributed, estimators, fusion, policies
 from ._errors import abbreviate
 from ._isolate import isolates
 from .distributed import Group
@@ -59,6 +59,7 @@ def convert(
     exclude: Names = None,
     group: str | ProcessGroup | Group | None = None,
     exportable: bool = False,
+    fuse: bool = False,
 ) -> Model:
     """Convert every BatchNorm1d/2d/3d and SyncBatchNorm of ``model`` into a robust layer, in place.
 
@@ -76,6 +77,13 @@ def convert(
             and others are local. docs/scale.md has more.
         exportable: compute the estimator in plain operators (sort, gather), which ``torch.onnx.export`` takes. The same
             numbers, more slowly.
+        fuse: compute a layer and the ReLU behind it, with an addition between if there is one, in one kernel, which
+            Triton has. The same to rounding. ``torch.fx`` finds where modules call both, and those modules get a
+            forward that calls both at once; ``medbn.fused_layers`` names the layers. A ValueError says so where there
+            are none. ``revert`` undoes it; converting again keeps it. Elsewhere than in Triton's kernels, and where
+            something may look at what is between layer and ReLU (hooks, masks, ``torch.compile``, train()), the
+            original operations run, to the bit. Convert before other threads run models, which ``torch.fx`` disturbs
+            for some milliseconds. docs/speed.md has more.
 
     Returns:
         The same model. If a layer cannot be converted, an error is raised and the model is unchanged.
@@ -102,6 +110,7 @@ def convert(
                 f" exclude it, or use {other}."
             )
     plain = {name: layer for name, layer in layers.items() if not isinstance(layer, RobustBatchNorm)}
+    forwards = fusion.find(model, {layer for layer in layers.values() if not _has_tail(layer)}) if fuse else {}
     classes = {name: _robust_class(name, layer) for name, layer in plain.items()}
     for name, layer in layers.items():
         if isinstance(layer, RobustBatchNorm):
@@ -121,6 +130,8 @@ def convert(
                 vars(layer)["process_group"] = None  # which cannot be copied
         if group is not None:
             layer.group = chosen_group
+    if fuse:
+        fusion.fuse(model, forwards)
     return model
 
 
@@ -130,6 +141,7 @@ def revert(model: Model) -> Model:
         raise TypeError(f"expected a torch.nn.Module, got {type(model).__name__}.")
     layers = {name: layer for name, layer in model.named_modules() if isinstance(layer, RobustBatchNorm)}
     originals = {layer: _original_class(name, layer) for name, layer in layers.items()}
+    fusion.unfuse(model)
     for layer, original in originals.items():
         process_group = None if layer.group is None else layer.group.process_group
         layer._remove_robust_attributes()
@@ -207,6 +219,13 @@ def _matches(names: Names, name: str, layer: nn.Module) -> bool:
     if callable(names):
         return names(name, layer)
     return any(fnmatchcase(name, pattern) for pattern in names or ())
+
+
+def _has_tail(layer: _BatchNorm) -> bool:
+    """Return whether the layer's class does more than normalising."""
+    if isinstance(layer, RobustBatchNorm):
+        return layer._tail is not None
+    return _qualified_name(type(layer)) in tails
 
 
 def _robust_class(name: str, layer: _BatchNorm) -> type[RobustBatchNorm]:

@@ -20,7 +20,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from . import kernels
 from ._few_values import MINIMUM_VALUES, warn_of_few_values
 from ._isolate import isolates
-from ._normalise import is_batch_norm, normalise_batch, normalise_chosen, normalise_with
+from ._normalise import KernelNormalised, Normalised, is_batch_norm, normalise_batch, normalise_chosen, normalise_with
 from ._running_statistics import RunningStatistics
 from .distributed import Group
 from .estimators import Estimator
@@ -235,11 +235,22 @@ class RobustBatchNorm(RunningStatistics):
         if self._tracks():
             self._track(input, result)
         if observers:
-            batch = (result.batch_centre, result.batch_variance)
-            used = result.used or kernels.mix(batch, running, batch_weight, result.counted)
-            for observer in observers:
-                observer.see(LayerPass(self, input, *batch, *used), result.y)
+            self._show(input, result, running, batch_weight, observers)
         return result.y
+
+    def _show(
+        self,
+        input: Tensor,
+        result: Normalised | KernelNormalised,
+        running: tuple[Tensor, Tensor] | None,
+        batch_weight: float,
+        observers: tuple[Observer, ...],
+    ) -> None:
+        """Show a pass to the observers."""
+        batch = (result.batch_centre, result.batch_variance)
+        used = result.used or kernels.mix(batch, running, batch_weight, result.counted)
+        for observer in observers:
+            observer.see(LayerPass(self, input, *batch, *used), result.y)
 
     def _check_few_values(self, input: Tensor, batch_weight: float) -> None:
         """Warn, or raise, where a batch has too few values per channel to be normalised with its own statistics."""

@@ -1,5 +1,6 @@
 """When a graph may be replayed: the rule of ``GraphCache``."""
 
+import copy
 import gc
 import os
 import types
@@ -142,6 +143,8 @@ CHANGES = {
     "estimator": lambda m: setattr(m.bn, "estimator", "mad"),
     "policy": lambda m: setattr(m.bn, "policy", "source"),
     "mode": lambda m: m.drop.train(),
+    "fused layers": lambda m: medbn.convert(m, "mean", "ema", fuse=True),
+    "a class": lambda m: setattr(m.drop, "__class__", nn.Identity),
 }
 
 
@@ -150,6 +153,15 @@ def test_a_guard_notices_what_code_reads(name, adapted):
     guard = Guard(adapted)
     (KEPT | CHANGES)[name](adapted)
     assert guard.valid() == (name in KEPT)
+
+
+def test_a_guard_notices_that_fused_modules_change(adapted):
+    for change in (lambda m: setattr(m, "scale", 5.0), medbn.fusion.unfuse, medbn.revert):
+        model = medbn.convert(copy.deepcopy(adapted), fuse=True)
+        guard = Guard(model)
+        assert guard.valid()
+        change(model)
+        assert not guard.valid()
 
 
 @pytest.mark.parametrize("container", [[1.0], {"a": 1.0}, {1.0}])

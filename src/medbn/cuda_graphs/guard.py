@@ -32,7 +32,8 @@ class Guard:
         self._hooks: list[dict[Any, Any]] = []
         self._averages: list[tuple[dict[str, Any], str, Hashable]] = []
         self._containers: list[tuple[Any, list[Any]]] = []
-        for module in model.modules():
+        self._classes = [(module, type(module)) for module in model.modules()]
+        for module, _ in self._classes:
             own = vars(module)
             self._values += [(own, name, v) for name, v in own.items() if isinstance(v, (*PLAIN, Tensor, tuple))]
             containers = [v for name, v in own.items() if name not in OF_TORCH and isinstance(v, CONTAINERS)]
@@ -52,7 +53,8 @@ class Guard:
     def valid(self) -> bool:
         """Return whether all of it is as it was."""
         return (
-            all(_same(d.get(name), v) for d, name, v in self._values)
+            all(type(module) is kind for module, kind in self._classes)
+            and all(_same(d.get(name), v) for d, name, v in self._values)
             and all(t.data_ptr() == address for t, address in self._addresses)
             and all(len(d) == size for d, size in self._sizes)
             and not any(self._hooks)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 from torch.nn.parameter import is_lazy
 
-from .. import distributed, estimators
+from .. import distributed, estimators, fusion
 from .._errors import unknown_name
 from ..convert import Names, convert
 from ..distributed import Group
@@ -38,6 +38,7 @@ def adapt(
     include: Names = None,
     exclude: Names = None,
     group: str | ProcessGroup | Group | None = None,
+    fuse: bool = False,
     **method_options: Any,
 ) -> Adapter:
     """Wrap a model in a test-time adaptation method; calling the result predicts *and* adapts.
@@ -60,6 +61,8 @@ def adapt(
         exclude: never make these robust.
         group: the processes that call the adapter together, each with its part of a batch; as in ``medbn.convert``. Its
             state is then the same in all of them. docs/scale.md has more.
+        fuse: compute layers together with the ReLU behind them, as in ``medbn.convert``. Nothing for a method that
+            normalises with training statistics alone, as ``"source"``.
         method_options: the method's options, which ``medbn.methods.options(method)`` lists and its class explains.
 
     >>> import torch, medbn
@@ -90,11 +93,11 @@ def adapt(
     method_options = {n: list(value) if isinstance(value, Iterator) else value for n, value in method_options.items()}
     robust, processes = has_batch_norm(model), distributed.get(group)
     if kind.adapts and not robust:
-        _check_without_batch_norm(model, kind, estimator, include, exclude)
+        _check_without_batch_norm(model, kind, estimator, include, exclude, fuse)
     copied = copy.deepcopy(model)
     for each in (copied, model) if inplace else (copied,):  # what can fail fails on the copy
         if kind.adapts and robust:
-            _make_robust(each, estimator, include, exclude, group)
+            _make_robust(each, estimator, include, exclude, group, fuse)
         adapter = kind(each, **{**kind.presets.get(preset, {}), **method_options})
         adapter.given_group = processes
         adapter.begin()
@@ -108,7 +111,12 @@ def adapt(
 
 
 def _check_without_batch_norm(
-    model: nn.Module, kind: type[Adapter], estimator: Estimator | None, include: Names, exclude: Names
+    model: nn.Module,
+    kind: type[Adapter],
+    estimator: Estimator | None,
+    include: Names,
+    exclude: Names,
+    fuse: bool,
 ) -> None:
     """Raise an error if a model without BatchNorm has nothing to adapt, or for options that it has no use for."""
     name = type(model).__name__
@@ -118,7 +126,7 @@ def _check_without_batch_norm(
             f"{name} has no BatchNorm layer, and {kind.label} adapts nothing but batch statistics;"
             f" for such a model there are {', '.join(others)}."
         )
-    given = {"estimator": estimator, "include": include, "exclude": exclude}
+    given = {"estimator": estimator, "include": include, "exclude": exclude, "fuse": fuse or None}
     for option, value in given.items():
         if value is not None:
             raise ValueError(
@@ -127,14 +135,18 @@ def _check_without_batch_norm(
             )
 
 
-def _make_robust(model: nn.Module, estimator: Estimator | None, include: Names, exclude: Names, group: Any) -> None:
+def _make_robust(
+    model: nn.Module, estimator: Estimator | None, include: Names, exclude: Names, group: Any, fuse: bool
+) -> None:
     """Convert plain BatchNorm layers, and give all robust layers the estimator if there is one."""
     robust = [layer for layer in model.modules() if isinstance(layer, RobustBatchNorm)]
     if estimator is None and robust and include is None and exclude is None:
         for layer in robust if group is not None else ():
             layer.group = group
+        if fuse:
+            fusion.fuse(model, fusion.find(model, set(robust)))
         return
     nonfinite = {layer.nonfinite for layer in robust}
-    options = {"include": include, "exclude": exclude, "group": group}
+    options = {"include": include, "exclude": exclude, "group": group, "fuse": fuse}
     options["nonfinite"] = nonfinite.pop() if len(nonfinite) == 1 else None
     convert(model, DEFAULT_ESTIMATOR if estimator is None else estimator, **options)
