@@ -24,8 +24,8 @@ from .layout import Layout
 VARIABLE = "MEDBN_LAUNCH"
 """The environment variable that chooses who launches; it is read once."""
 LAUNCHERS = ("triton", "driver")
-DEFAULT = "triton"
-"""Who launches if the variable is not set. ``driver`` has not run on a GPU yet."""
+DEFAULT = "driver"
+"""Who launches if the variable is not set."""
 
 _log = logging.getLogger("medbn")
 _logged: set[str] = set()
