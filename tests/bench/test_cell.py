@@ -34,6 +34,7 @@ def test_keys_follow_everything_that_determines_the_numbers(tiny):
         replace(cell, options={"lr": 1.0}),
         replace(cell, attack=None),
         replace(cell, warm_up=1),
+        replace(cell, fuse=True),
         replace(cell, attack=replace(cell.attack, steps=3)),
         replace(cell, setting=replace(cell.setting, batch_size=31)),
         replace(cell, setting=replace(cell.setting, malicious=7)),
@@ -63,7 +64,7 @@ def test_a_cell_survives_json_and_may_come_from_before_there_was_a_warm_up(tiny)
     cell = next(tiny.cells())
     values = json.loads(json.dumps(cell.to_dict()))
     assert Cell.from_dict(values) == cell
-    del values["warm_up"]
+    del values["warm_up"], values["fuse"]
     assert Cell.from_dict(values) == cell
 
 

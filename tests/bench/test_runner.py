@@ -110,6 +110,25 @@ def test_the_warm_up_is_served_without_attack(tmp_path, tiny, scenario):
     assert results.worst().value == results.measure().value == warmed[2]["wrong"] / warmed[2]["benign"]
 
 
+@pytest.mark.slow
+def test_fused_results_are_stored_apart(tmp_path, tiny):
+    """On a CPU they are the same numbers. A report shows those of the last run."""
+    own = replace(tiny, methods=("tent", "source"), estimators=("image_median",), batches=1)
+    for recipe in (own, replace(own, fuse=True)):
+        bench.run(recipe, tmp_path / "x.db")
+        with bench.Store(tmp_path / "x.db") as store:
+            (results,) = bench.results.read(store)
+        assert [result.cell.fuse for result in results.cells] == [recipe.fuse] * 2
+        assert results.recipe["fuse"] == recipe.fuse
+    with bench.Store(tmp_path / "x.db") as store:
+        cells = {cell.cell["fuse"]: cell for cell in store.cells() if cell.cell["method"] == "tent"}
+    for batch, other in zip(*(cell.batches for cell in cells.values()), strict=True):
+        assert batch["wrong"] == other["wrong"]
+    transformer = replace(own.settings[0], model="vit-tiny")
+    with pytest.raises(ValueError, match=r"fuse=.*no BatchNorm"):
+        bench.run(replace(own, settings=(transformer,), estimators=("mean",), fuse=True), tmp_path / "y.db")
+
+
 @pytest.mark.parametrize(
     ("method", "options", "message"),
     [

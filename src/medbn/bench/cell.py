@@ -205,6 +205,7 @@ class Cell:
         predict: take predictions ``"before"`` or ``"after"`` the update.
         options: of the method, in addition to its preset.
         warm_up: batches of the stream before the first that is attacked.
+        fuse: whether BatchNorm and the ReLU behind it are computed in one kernel.
     """
 
     setting: Setting
@@ -217,6 +218,7 @@ class Cell:
     predict: str = "after"
     options: dict[str, Any] = field(default_factory=dict, hash=False)
     warm_up: int = 0
+    fuse: bool = False
 
     @property
     def dataset(self) -> str:
@@ -269,6 +271,8 @@ class Cell:
             del values["setting"][path]
         if not self.warm_up:
             del values["warm_up"]  # stores from before this field existed stay valid
+        if not self.fuse:
+            del values["fuse"]  # likewise
         if self.attack is not None and self.attack.target_class is None:
             del values["attack"]["target_class"]  # likewise
         if self.setting.size is None:
@@ -297,4 +301,5 @@ class Cell:
         setting = self.setting
         sizes = setting.attacker if setting.owned else f"{setting.malicious}/{setting.batch_size}"
         images = self.dataset if self.corruption == UNCORRUPTED else f"{self.dataset} {self.corruption}"
-        return f"{images} · {self.method} + {self.estimator} · {attack} · {sizes}"
+        fused = ", fused" if self.fuse else ""
+        return f"{images} · {self.method} + {self.estimator}{fused} · {attack} · {sizes}"

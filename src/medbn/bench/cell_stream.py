@@ -193,6 +193,7 @@ def make_adapter(loaded: LoadedCell, device: str, source_batches: int | None = N
             preset=cell.setting.preset,
             predict=cell.predict,
             seed=cell.seed,
+            fuse=cell.fuse,
             **options,
         )
     adapter.graph = False  # stored numbers come from plain passes

@@ -71,6 +71,8 @@ class Recipe:
         warm_up: how many of these are served before the first that is attacked.
         predict: take predictions ``"before"`` or ``"after"`` the update.
         options: of methods by their names, in addition to their presets: ``{"tent": {"lr": 0.01}}``.
+        fuse: compute BatchNorm and the ReLU behind it in one kernel on a GPU, as in ``medbn.convert``. Results are
+            equal to rounding, and stored apart from others.
         published: the paper's tables that the report shows beside the results.
         axis: what the report's tables vary: a name of ``AXES``.
     """
@@ -88,6 +90,7 @@ class Recipe:
     warm_up: int = 0
     predict: str = "after"
     options: dict[str, dict[str, Any]] = field(default_factory=dict)
+    fuse: bool = False
     published: tuple[str, ...] = ()
     axis: str = "method"
 
@@ -161,9 +164,8 @@ class Recipe:
                 continue  # a mean's exact gradient is its straight-through and smooth one too
             options = self.options.get(method, {})
             warm_up = self.warm_up if attack else 0
-            yield Cell(
-                setting, corruption, method, estimator, attack, self.scenario, seed, self.predict, options, warm_up
-            )
+            rest = (self.scenario, seed, self.predict, options, warm_up, self.fuse)
+            yield Cell(setting, corruption, method, estimator, attack, *rest)
 
     def _has_exact(self, attack: Attack) -> bool:
         return attack.gradient != "exact" and replace(attack, gradient="exact") in self.attacks

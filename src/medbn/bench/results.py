@@ -53,6 +53,7 @@ def _check_run(store: Store, run: Run) -> None:
         [Attack(**attack) for attack in recipe["attacks"]]
     except (KeyError, TypeError, ValueError):
         wrong.append("settings or attacks")
+    wrong += [] if isinstance(recipe.get("fuse", False), bool) else ["fuse"]
     wrong += [name for name in ("medbn", "torch", "python") if not isinstance(run.facts.get(name), str)]
     if not all(0 <= moment < 1e11 for moment in (run.began, run.ended or 0.0)):
         wrong.append("time")
@@ -92,6 +93,7 @@ def _select_cells(store: Store, stored: dict[str, StoredCell], runs: list[Run]) 
                 cell["options"] == last["options"].get(cell["method"], {})
                 and (cell["predict"], cell["scenario"]) == (last["predict"], last["scenario"])
                 and cell.get("warm_up", 0) == (last.get("warm_up", 0) if cell["attack"] else 0)
+                and cell.get("fuse", False) == last.get("fuse", False)
                 and results[key].cell.attack in attacks
                 and (_without_counts(results[key].cell.setting) in settings or cell["setting"]["data"] not in datasets)
             )

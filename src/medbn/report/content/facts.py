@@ -47,6 +47,8 @@ def run_parts(results: Results) -> list[Part]:
         ("versions", f"medbn {last.facts['medbn']}, torch {last.facts['torch']}, Python {last.facts['python']}"),
         ("last run", time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(last.began))),
     ]
+    if recipe.get("fuse"):
+        items.append(("kernels", "BatchNorm and the ReLU behind it in one"))
     commands = dict.fromkeys(run.command for run in results.runs if run.command)
     return [Facts("Facts", items), *(Text(command, code=True) for command in commands)]
 
