@@ -3,7 +3,8 @@
     python experiments/eager_speed.py --out results/eager-speed-h200 --budget 1200
 
 Measures TeBN, TENT and ``past`` on two models in both layouts, with ``mean``, ``median`` and ``image_median``, launched
-by Triton and by the CUDA driver (``MEDBN_LAUNCH``), and replayed as CUDA graphs. Before that, what one layer costs the
+by Triton and by the CUDA driver (``MEDBN_LAUNCH``), replayed as CUDA graphs, and with BatchNorm and ReLU in one kernel
+(``fuse``), by the last launcher and as a graph. Before that, what one layer costs the
 host, beside ``F.batch_norm`` and one Triton launch.
 
 All candidates of a case take turns in one process. A ratio compares two neighbouring calls: the candidate's, and the
@@ -14,6 +15,7 @@ FOLDER as soon as it is done. Weights are random, and TENT's steps too small to 
 from __future__ import annotations
 
 import importlib.util
+import itertools
 import json
 import statistics
 import sys
@@ -202,13 +204,16 @@ def candidates(model: torch.nn.Module, method: str, device: str) -> list[dict[st
     found = []
     for estimator in ("mean", *ESTIMATORS):
         for launcher in launchers(device) if estimator != "mean" else launchers(device)[:1]:
-            for graph in (False, True) if cuda and replays else (False,):
-                if graph and launcher == "driver":
+            for graph, fuse in itertools.product((False, True) if cuda and replays else (False,), (False, True)):
+                last = launcher == launchers(device)[-1]
+                if graph and launcher != launchers(device)[0]:
                     continue  # a replay launches nothing
-                more = {**method_options, **({"graph": graph} if replays else {})}
+                if fuse and (estimator == "mean" or not (last or graph)):
+                    continue
+                more = {**method_options, **({"graph": graph} if replays else {}), "fuse": fuse}
                 adapter = medbn.adapt(model, method, estimator + suffix, **more)
                 row = {"method": method, "estimator": estimator + suffix, "launcher": launcher, "graph": graph}
-                found.append({**row, "adapter": adapter, "seconds": [], "ratios": []})
+                found.append({**row, "fuse": fuse, "adapter": adapter, "seconds": [], "ratios": []})
     return found
 
 
@@ -246,8 +251,8 @@ def write(record: dict[str, Any], folder: Path) -> None:
             lines += ["", f"{case}; {len(row['seconds'])} rounds"]
             previous = case
         low, middle, high = spread(row["ratios"])
-        how = "graph" if row["graph"] else row["launcher"]
-        words = f"{row['method']:8}{row['estimator']:18}{how:8}{1e3 * statistics.median(row['seconds']):10.2f} ms"
+        how = ("graph" if row["graph"] else row["launcher"]) + (", fused" if row["fuse"] else "")
+        words = f"{row['method']:8}{row['estimator']:18}{how:15}{1e3 * statistics.median(row['seconds']):10.2f} ms"
         lines.append(f"{words}  {middle:.2f} [{low:.2f}, {high:.2f}]")
     (folder / "eager-speed.txt").write_text("\n".join(lines) + "\n", encoding="utf-8")
 

@@ -251,18 +251,23 @@ def test_eager_speed_fills_its_tables_within_a_budget(monkeypatch, capsys, tmp_p
     expected |= {("past", f"{estimator}@0.5") for estimator in ("mean", "median", "image_median")}
     assert {(row["method"], row["estimator"]) for row in record["batches"]} == expected
     assert all(len(row["seconds"]) == len(row["ratios"]) == 2 for row in record["batches"])
+    fused = {(row["method"], row["estimator"]) for row in record["batches"] if row["fuse"]}
+    assert fused == {(method, name) for method, name in expected if not name.startswith("mean")}
+    assert "c, fused" in printed
     assert run(monkeypatch, "eager_speed.py", "--out", "x", "--models", "resnet26") == 2
     assert "NAME@BxS" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("more", ["--estimator mean,median --json x.json", "--profile median"])
+@pytest.mark.parametrize("more", ["--estimator mean,median --fuse off,on --json x.json", "--profile median"])
 def test_the_attack_loop_is_timed_and_profiled(more, monkeypatch, capsys, tmp_path):
     tiny = "--device cpu --model resnet-small --images 8 --size 16 --malicious 2 --steps 2 --rounds 1"
     assert not run(monkeypatch, "cuda_graph_attack.py", *tiny.split(), *more.split())
     assert "a step" in capsys.readouterr().out
     if "--json" in more:
         rows = json.loads((tmp_path / "x.json").read_text())["rows"]
-        assert {row["estimator"] for row in rows} == {"mean", "median"}
+        assert {(row["estimator"], row["fuse"]) for row in rows} == {
+            (estimator, fuse) for estimator in ("mean", "median") for fuse in ("off", "on")
+        }
         assert all(row["first_s"] > 0 and len(row["seconds"]) == 1 for row in rows)
 
 
