@@ -1,5 +1,7 @@
 """Fixtures of all tests. Nothing here needs more than torch, numpy and pytest, so that GPU machines need no more."""
 
+import atexit
+import gc
 import os
 
 # One torch thread in every test process and in the processes that tests start, set before torch is loaded: several
@@ -10,6 +12,8 @@ os.environ["OMP_WAIT_POLICY"] = "PASSIVE"
 
 import pytest
 import torch
+
+from .seeds import seed_torch
 
 try:
     from hypothesis import HealthCheck, settings
@@ -26,6 +30,18 @@ else:
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 
 torch.set_num_threads(1)  # for a plugin that has loaded torch already
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection():
+    """Exempt what importing leaves from garbage collection, which would visit these million objects again and again."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        atexit.register(gc.unfreeze)  # libraries report what is left when the interpreter ends
+        gc.enable()
 
 
 def pytest_collection_modifyitems(items):
@@ -61,4 +77,4 @@ def refusal(capsys):
 
 @pytest.fixture(autouse=True)
 def seed():
-    torch.manual_seed(0)
+    seed_torch(0)

@@ -5,7 +5,6 @@ Nothing else is edited for it. A second list of names anywhere in the package fa
 
 from __future__ import annotations
 
-import gc
 from dataclasses import dataclass
 
 import pytest
@@ -14,8 +13,9 @@ import torch.nn.functional as F
 from torch import nn
 
 from medbn import attacks, bench, cli, data, estimators, gradients, methods, models, policies
-from medbn._registry import Registry
 from medbn.bench.loading import user_code
+
+from .registries import registries
 
 IMAGES = 40
 NAMES = {"halves", "mixture", "margin", "alternate", "halved", "stripes", "striped-net", "own-experiment"}
@@ -154,7 +154,7 @@ def test_extensions_are_listed_run_and_reported(capsys):
 def test_a_store_is_reported_where_its_extensions_are_not_registered(monkeypatch):
     assert cli.main(["run", "own-experiment", "--store", "own.db", "--quiet"]) == 0
     with monkeypatch.context() as elsewhere:
-        for registry in [thing for thing in gc.get_objects() if type(thing) is Registry]:
+        for registry in registries():
             elsewhere.setattr(registry, "_values", {k: v for k, v in registry._values.items() if k not in NAMES})
         assert "margin" not in attacks.objectives.available()
         assert cli.main(["report", "own.db", "--format", "markdown", "--out", "own.md"]) == 0

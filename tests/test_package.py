@@ -1,7 +1,6 @@
 """What a user meets before writing any code: the import, the documented examples."""
 
 import doctest
-import gc
 import importlib
 import pkgutil
 import re
@@ -12,7 +11,8 @@ from pathlib import Path
 import pytest
 
 import medbn
-from medbn._registry import Registry
+
+from .registries import registries
 
 # All but the library of the C kernels, which lies there and is no module.
 MODULES = [m.name for m in pkgutil.walk_packages(medbn.__path__, "medbn.") if not m.name.endswith("._kernels")]
@@ -65,7 +65,7 @@ def test_documented_examples_hold(module):
 @pytest.mark.slow
 def test_code_in_documents_runs(document, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
-    for registry in [thing for thing in gc.get_objects() if type(thing) is Registry]:
+    for registry in registries():
         monkeypatch.setattr(registry, "_values", dict(registry._values))  # what the document registers is removed again
     text = (ROOT / document).read_text(encoding="utf-8")
     blocks = re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL)

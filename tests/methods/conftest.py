@@ -5,6 +5,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from ..seeds import seed_torch
+
 
 class Block(nn.Module):
     def __init__(self, before, after, stride):
@@ -43,7 +45,7 @@ class SmallResNet(nn.Module):
 
 def small_model(**options):
     """An untrained model with random source statistics and logits that differ between images."""
-    torch.manual_seed(1)
+    seed_torch(1)
     model = SmallResNet(**{"channels": 3, "width": 4, "scale": 4.0} | options)
     for module in model.modules():
         if isinstance(module, nn.BatchNorm2d):
