@@ -9,7 +9,7 @@ from torch import nn
 import medbn
 from medbn.attacks import DIA, Indiscriminate, Targeted
 
-from ..methods.table import METHODS, assert_same, make, state
+from ..methods.table import METHODS, assert_same, combine, make, state
 from ..reference import ESTIMATORS
 from .conftest import Linear
 
@@ -23,16 +23,17 @@ def quick(**options):
 # --- every combination -----------------------------------------------------------------------------------------------
 
 
+AIMS = [(Targeted(2), "white"), (Indiscriminate(), "semi")]
+
+
 @pytest.mark.parametrize(
-    ("objective", "knowledge"),
-    [(Targeted(2), "white"), (Indiscriminate(), "semi")],
-    ids=["targeted", "indiscriminate"],
+    ("method", "estimator", "objective", "knowledge"),
+    [
+        *combine(METHODS, *(("median", *aim) for aim in AIMS)),
+        *combine(["tebn"], *((e, *aim) for aim in AIMS for e in ESTIMATORS if e != "median")),
+    ],
 )
-@pytest.mark.parametrize(
-    ("method", "estimator"),
-    [*((method, "median") for method in METHODS), *(("tebn", e) for e in ESTIMATORS if e != "median")],
-)
-def test_malicious_images_are_crafted_and_nothing_else_changes(objective, knowledge, method, estimator, model, stream):
+def test_malicious_images_are_crafted_and_nothing_else_changes(method, estimator, objective, knowledge, model, stream):
     tta = make(model, method, estimator)
     tta(stream[0][0])
     before = state(tta)

@@ -7,12 +7,12 @@ import torch
 import medbn
 from medbn.attacks import DIA, Ensemble, Indiscriminate, Summary, Targeted, cumulative, instant, mean_iou, worst_case
 
-from ..methods.table import METHODS, assert_same, make, state
+from ..methods.table import METHODS, assert_same, each_kind, make, one_of_each_kind, state
 from .test_dia import MALICIOUS, quick
 
 
 @pytest.mark.parametrize(
-    ("method", "predict"), [*((method, "before") for method in METHODS), ("tent", "after"), ("sotta", "after")]
+    ("method", "predict"), [*one_of_each_kind(METHODS, "before"), ("tent", "after"), ("sotta", "after")]
 )
 def test_instant_attacks_every_batch_from_the_clean_state(method, predict, model, stream):
     tta, clean = (make(model, method, predict=predict) for _ in range(2))
@@ -27,7 +27,7 @@ def test_instant_attacks_every_batch_from_the_clean_state(method, predict, model
         assert_same(state(tta), state(clean))  # as if nothing had happened
 
 
-@pytest.mark.parametrize("method", METHODS)
+@each_kind
 def test_cumulative_poison_stays(method, model, stream):
     tta, poisoned_twin, clean = (make(model, method) for _ in range(3))
     attack, stream = quick(objective=Targeted(1), steps=1), stream[:3]

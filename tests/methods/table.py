@@ -36,8 +36,28 @@ ESTIMATORS = ["mean", "median", "image_median@0.5"]
 
 DENSE = [name for name in METHODS if name not in ("lame", "deyo")]  # which are for one prediction per image
 
+# One method of each kind: nothing adapts, averages, a policy for each layer, learning from the batch, from a memory and
+# from a teacher. In the fast tier they stand for all in tests of what methods have from their base classes.
+KINDS = ["source", "past", "mdia", "tent", "sotta", "cotta"]
+
+
+def one_of_each_kind(methods, *values):
+    """Return all methods, each with these values, as parameters of a test; the fast tier has one of each kind."""
+    return [pytest.param(m, *values, marks=() if m in KINDS else pytest.mark.slow) for m in methods]
+
+
+def combine(methods, first, *others):
+    """Return all methods with all values; the fast tier has the values after the first with one method of each kind."""
+    ways = [way if isinstance(way, tuple) else (way,) for way in (first, *others)]
+    return [pytest.param(m, *ways[0]) for m in methods] + [
+        case for way in ways[1:] for case in one_of_each_kind(methods, *way)
+    ]
+
+
 every_method = pytest.mark.parametrize("method", METHODS)
-every_adapting = pytest.mark.parametrize("method", ADAPTING)
+each_kind = pytest.mark.parametrize("method", one_of_each_kind(METHODS))
+each_kind_that_adapts = pytest.mark.parametrize("method", one_of_each_kind(ADAPTING))
+each_kind_that_learns = pytest.mark.parametrize("method", one_of_each_kind(LEARNING))
 every_learning = pytest.mark.parametrize("method", LEARNING)
 every_estimator = pytest.mark.parametrize("estimator", ESTIMATORS)
 

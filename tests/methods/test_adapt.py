@@ -14,7 +14,8 @@ from .table import (
     LEARNING,
     METHODS,
     assert_same,
-    every_learning,
+    each_kind,
+    each_kind_that_learns,
     every_method,
     make,
     state,
@@ -61,7 +62,7 @@ def test_in_place_adaptation_that_fails_changes_nothing(model):
     assert medbn.adapt(model, "eata", source=source, inplace=True).model is model
 
 
-@every_method
+@each_kind
 def test_copies_adapt_on_their_own(method, model, batches):
     tta = make(model, method)
     tta(batches[0])
@@ -119,7 +120,7 @@ def test_source_wraps_a_model_without_batch_norm(batches):
             make(model, method)
 
 
-@every_method
+@each_kind
 def test_adapters_serve_under_inference_mode(method, model, batches):
     tta, plain = make(model, method), make(model, method)
     for x in batches[:2]:
@@ -142,7 +143,7 @@ def test_adapters_are_made_and_attacked_outside_of_inference_mode(model, batches
     assert torch.equal(tta(x), make(model, "tent")(batches[0]))  # such a tensor is fine
 
 
-@every_learning
+@each_kind_that_learns
 def test_activation_checkpointing_changes_nothing(method, model, batches):
     class Checkpointed(nn.Module):
         def __init__(self, model):
@@ -159,7 +160,7 @@ def test_activation_checkpointing_changes_nothing(method, model, batches):
         torch.testing.assert_close(saving(x, valid=valid)[:9], plain(x, valid=valid)[:9], rtol=1e-4, atol=1e-4)
 
 
-@every_method
+@each_kind
 def test_autocast(method, model, batches, device):
     tta = make(model.to(device), method, **({"source": [batches[4].to(device)]} if method == "eata" else {}))
     for x in batches[:3]:
@@ -169,7 +170,7 @@ def test_autocast(method, model, batches, device):
     assert all(p.dtype == torch.float32 and p.isfinite().all() for p in tta.parameters())
 
 
-@every_learning
+@each_kind_that_learns
 def test_float16_models_are_refused_and_bfloat16_works(method, model, batches):
     with pytest.raises(ValueError, match=r"float16.*autocast"):
         make(model.half(), method, **({"source": [batches[4].half()]} if method == "eata" else {}))

@@ -6,7 +6,7 @@ from torch import nn
 
 import medbn
 
-from .table import assert_same, every_method, make, state
+from .table import assert_same, each_kind, make, state
 
 
 def images_with(value, places, x):
@@ -16,7 +16,7 @@ def images_with(value, places, x):
     return x
 
 
-@every_method
+@each_kind
 def test_a_call_with_an_image_outside_is_refused_and_changes_nothing(method, model, batches):
     tta, free = make(model, method, bounds=(0, 1)), make(model, method)
     inside = batches[0].sigmoid()
@@ -31,7 +31,7 @@ def test_a_call_with_an_image_outside_is_refused_and_changes_nothing(method, mod
     tta(torch.cat([torch.zeros(6, 3, 8, 8), torch.ones(6, 3, 8, 8)]))  # the bounds themselves are inside
 
 
-@every_method
+@each_kind
 def test_an_image_outside_is_isolated(method, model, batches):
     tta, other = make(model, method, bounds=(0, 1), outside="isolate"), make(model, method)
     for x in batches[:2]:

@@ -7,7 +7,19 @@ import torch
 from torch import nn
 
 from .conftest import Dense
-from .table import AVERAGES_OF_MEMORY, DENSE, LEARNING, assert_same, every_learning, every_method, make, state
+from .table import (
+    AVERAGES_OF_MEMORY,
+    DENSE,
+    LEARNING,
+    assert_same,
+    combine,
+    each_kind,
+    every_learning,
+    every_method,
+    make,
+    one_of_each_kind,
+    state,
+)
 
 
 @every_learning
@@ -40,7 +52,7 @@ def test_dropout_is_off_and_stays_off(model, batches):
     assert torch.equal(tta(batches[0]), tta(batches[0]))
 
 
-@every_method
+@each_kind
 def test_no_gradient_is_left_and_none_is_needed(method, model, batches):
     tta = make(model, method)
     with torch.no_grad():
@@ -111,8 +123,7 @@ OUTPUTS = {
 }
 
 
-@pytest.mark.parametrize("method", ["tebn", "tent", "eata", "sotta"])
-@pytest.mark.parametrize("kind", OUTPUTS)
+@pytest.mark.parametrize(("method", "kind"), combine(["tebn", "tent", "eata", "sotta"], *OUTPUTS))
 def test_any_arguments_and_any_output(method, kind, model, batches):
     output, option, select = OUTPUTS[kind]
     if kind == "named":
@@ -141,7 +152,7 @@ def test_methods_that_learn_nothing_need_no_logits(model, batches):
         assert make(features, method)(batches[0]).shape == (12, 4, 6, 6)
 
 
-@pytest.mark.parametrize("method", DENSE)
+@pytest.mark.parametrize("method", one_of_each_kind(DENSE))
 def test_dense_outputs(method, model, batches):
     tta = make(Dense(model), method)
     for x in batches:

@@ -17,7 +17,7 @@ from medbn.methods import _graph as forward
 
 from ..simulated_graphs import SimulatedGraph, simulate_graphs
 from .conftest import Waiting, small_model
-from .table import LEARNING, assert_same, make, state
+from .table import LEARNING, assert_same, combine, make, state
 
 SERVING = {
     "source": ("source", {}),
@@ -196,8 +196,7 @@ REPLAYED = ("tent", "eta", "eata", "sar")
 STEPS = {"one": {}, "two, after": {"steps": 2, "predict": "after"}, "SGD": {"optimizer": "momentum", "lr": 0.05}}
 
 
-@pytest.mark.parametrize("steps", STEPS)
-@pytest.mark.parametrize("method", REPLAYED)
+@pytest.mark.parametrize(("method", "steps"), combine(REPLAYED, *STEPS))
 def test_methods_that_learn_replay_both_passes(method, steps, model, batches, captured):
     options = STEPS[steps]
     if method == "sar":

@@ -12,15 +12,16 @@ from torch import nn
 
 import medbn
 
-from .table import every_method, make
+from ..seeds import seed_torch
+from .table import each_kind, make
 
 
 def network(channels: int = 3) -> nn.Sequential:
-    torch.manual_seed(0)
+    seed_torch(0)
     return nn.Sequential(nn.Conv2d(channels, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(144, 5))
 
 
-@every_method
+@each_kind
 def test_options_of_another_type_are_refused_when_the_adapter_is_made(method):
     numbers = {n: v for n, v in medbn.methods.options(method).items() if isinstance(v, bool | int | float)}
     assert {"seed", "min_images", "lock"} <= set(numbers)

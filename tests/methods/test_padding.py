@@ -4,11 +4,19 @@ import pytest
 import torch
 
 from .conftest import small_model
-from .table import FROM_MEMORY, assert_same, every_adapting, every_estimator, every_learning, every_method, make, state
+from .table import (
+    FROM_MEMORY,
+    LEARNING,
+    METHODS,
+    assert_same,
+    combine,
+    each_kind_that_adapts,
+    make,
+    state,
+)
 
 
-@every_method
-@pytest.mark.parametrize("estimator", ["median", "image_median@0.5"])
+@pytest.mark.parametrize(("method", "estimator"), combine(METHODS, "median", "image_median@0.5"))
 def test_a_non_finite_image_leaves_the_state_of_the_batch_without_it(method, estimator, model, batches):
     options = {"capacity": 100} if method in FROM_MEMORY else {}  # a full memory replaces images at random
     attacked, clean = (make(model, method, estimator, **options) for _ in range(2))
@@ -22,8 +30,7 @@ def test_a_non_finite_image_leaves_the_state_of_the_batch_without_it(method, est
     assert all(p.isfinite().all() for p in attacked.parameters())
 
 
-@pytest.mark.parametrize("estimator", ["mad", "image_median"])
-@every_learning
+@pytest.mark.parametrize(("method", "estimator"), combine(LEARNING, "image_median", "mad"))
 def test_an_image_with_huge_logits_changes_no_parameter_to_nan(method, estimator, batches):
     """Its logits are finite, and so far apart that their entropy and its gradient are not."""
     tta = make(small_model(scale=12.0), method, estimator)
@@ -35,7 +42,7 @@ def test_an_image_with_huge_logits_changes_no_parameter_to_nan(method, estimator
     assert tta(batches[3]).isfinite().all()
 
 
-@every_adapting
+@each_kind_that_adapts
 def test_a_batch_without_a_finite_image_is_refused_and_changes_nothing(method, model, batches):
     tta = make(model, method)
     tta(batches[0])
@@ -46,8 +53,7 @@ def test_a_batch_without_a_finite_image_is_refused_and_changes_nothing(method, m
     tta(batches[1])
 
 
-@every_method
-@every_estimator
+@pytest.mark.parametrize(("method", "estimator"), combine(METHODS, "median", "mean", "image_median@0.5"))
 def test_padding_changes_nothing(method, estimator, model, batches):
     padded, plain = make(model, method, estimator), make(model, method, estimator)
     for x, filler in zip(batches, (7.0, torch.nan, 1e30), strict=False):

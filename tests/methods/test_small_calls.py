@@ -5,10 +5,10 @@ import torch
 
 import medbn
 
-from .table import KEEPS_NOTHING, METHODS, assert_same, every_adapting, every_method, make, state
+from .table import KEEPS_NOTHING, METHODS, assert_same, each_kind, each_kind_that_adapts, make, state
 
 
-@every_method
+@each_kind
 def test_a_small_call_is_predicted_as_always_and_changes_nothing(method, model, batches):
     tta, other = make(model, method, min_images=6, **SMALL.get(method, {})), make(model, method, min_images=1)
     tta(batches[0])
@@ -35,7 +35,7 @@ def without_collected(snapshot, other):
     return {**snapshot, "memory": other.memory | memory}
 
 
-@every_adapting
+@each_kind_that_adapts
 @pytest.mark.parametrize("predict", ["before", "after"])
 def test_collected_images_are_adapted_on_together(method, predict, model, batches):
     options = {"min_images": 8, "predict": predict, "collect": True}

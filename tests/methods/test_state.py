@@ -15,16 +15,16 @@ from .table import (
     LEARNING,
     METHODS,
     assert_same,
-    every_learning,
-    every_method,
+    combine,
+    each_kind,
     make,
     state,
 )
 
 
-@every_method
 @pytest.mark.parametrize(
-    ("estimator", "predict"), [("mean", "before"), ("median", "after"), ("image_median", "before")]
+    ("method", "estimator", "predict"),
+    combine(METHODS, ("median", "after"), ("mean", "before"), ("image_median", "before")),
 )
 def test_restoring_and_repeating_gives_the_same_bits(method, estimator, predict, model, batches):
     tta = make(model, method, estimator, predict=predict)
@@ -44,7 +44,7 @@ def test_restoring_and_repeating_gives_the_same_bits(method, estimator, predict,
     assert_same(state(tta), after)
 
 
-@every_method
+@each_kind
 def test_reset_returns_to_the_source_model(method, model, batches):
     tta = make(model, method)
     source = state(tta)
@@ -87,7 +87,7 @@ def test_a_state_goes_through_a_file_into_a_new_process(model, batches, tmp_path
     assert done.stdout.split() == [str(len(METHODS)), "the", "same"], done.stderr
 
 
-@every_method
+@each_kind
 def test_a_file_carries_the_source_model_too(method, batches, tmp_path):
     """A model with other weights loads the source model too."""
     tta = make(small_model(), method)
@@ -153,8 +153,7 @@ def test_an_adapter_inside_another_module_saves_and_loads(model, batches):
     assert torch.equal(twin["tta"](batches[2]), outer["tta"](batches[2]))
 
 
-@every_learning
-@pytest.mark.parametrize("predict", ["before", "after"])
+@pytest.mark.parametrize(("method", "predict"), combine(LEARNING, "after", "before"))
 def test_a_call_that_raises_changes_nothing(method, predict, model, batches):
     tta = make(model, method, predict=predict)
     tta(batches[0])
@@ -181,7 +180,7 @@ def test_a_call_that_raises_changes_nothing(method, predict, model, batches):
         assert {p.policy for p in tta.layers.values()} == {tta.policy}
 
 
-@every_method
+@each_kind
 def test_moving_to_another_dtype_takes_everything_along(method, model, batches):
     tta = make(model, method)
     tta(batches[0])

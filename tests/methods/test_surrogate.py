@@ -3,13 +3,14 @@
 import pytest
 import torch
 
-from .table import assert_same, every_method, make, state
+from .table import METHODS, assert_same, combine, each_kind, make, state
 
 
-@every_method
 @pytest.mark.parametrize(
-    ("estimator", "gradient"),
-    [("mean", "exact"), ("median", "exact"), ("median", "smooth"), ("image_median@0.5", "straight_through")],
+    ("method", "estimator", "gradient"),
+    combine(
+        METHODS, ("median", "exact"), ("mean", "exact"), ("median", "smooth"), ("image_median@0.5", "straight_through")
+    ),
 )
 def test_a_surrogate_predicts_the_same_and_changes_nothing(method, estimator, gradient, model, batches):
     tta = make(model, method, estimator)
@@ -30,7 +31,7 @@ def test_a_surrogate_predicts_the_same_and_changes_nothing(method, estimator, gr
     torch.testing.assert_close(after, logits.detach())
 
 
-@every_method
+@each_kind
 def test_a_surrogate_of_the_source_model(method, model, batches):
     tta, fresh = make(model, method), make(model, method)
     for x in batches:

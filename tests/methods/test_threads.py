@@ -11,7 +11,7 @@ import torch
 import medbn
 from medbn import hooks, policies
 
-from .table import assert_same, every_method, make, state
+from .table import assert_same, each_kind, make, state
 
 
 @pytest.fixture
@@ -42,7 +42,7 @@ def run_together(*functions):
         raise errors[0]
 
 
-@every_method
+@each_kind
 def test_calls_in_several_threads_take_turns(method, model, batches, switch_often):
     """All calls have the same images, so their order does not matter."""
     alone, shared = make(model, method, predict="after"), make(model, method, predict="after")

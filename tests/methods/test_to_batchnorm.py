@@ -14,7 +14,7 @@ from torch import nn
 import medbn
 
 from .conftest import Dense, small_model
-from .table import METHODS, assert_same, every_estimator, make, state
+from .table import METHODS, assert_same, combine, make, state
 
 HELD = ["source", "past", "rotta", "sema", "sotta"]
 """They predict with statistics that they have; sEMA and SoTTA with a mixture of these and the batch's."""
@@ -53,8 +53,7 @@ def assert_plain(model):
     assert not any(p.requires_grad for p in model.parameters())
 
 
-@every_estimator
-@pytest.mark.parametrize("method", PLAIN)
+@pytest.mark.parametrize(("method", "estimator"), combine(PLAIN, "median", "mean", "image_median@0.5"))
 def test_the_batch_of_the_statistics_is_predicted_as_the_adapter_does(method, estimator, adapted, batches):
     tta = adapted(method, estimator)
     before = state(tta)

@@ -10,7 +10,7 @@ from torch import nn
 import medbn
 
 from .conftest import SmallResNet
-from .table import ADAPTING, FROM_MEMORY, LEARNING, METHODS, assert_same, every_learning, state
+from .table import ADAPTING, FROM_MEMORY, LEARNING, METHODS, assert_same, each_kind_that_learns, every_learning, state
 
 NORMS = {
     "layer": lambda: nn.LayerNorm(6),
@@ -61,7 +61,7 @@ def make(model, method, **options):
         return medbn.adapt(model, method, **options)
 
 
-@every_learning
+@each_kind_that_learns
 def test_methods_that_learn_adapt_a_transformer(method, batches):
     model = transformer()
     tta = make(model, method)
