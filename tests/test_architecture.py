@@ -39,6 +39,12 @@ def part_of(file: Path) -> str:
 
 
 @cache
+def nodes(file: Path) -> tuple[ast.AST, ...]:
+    """All nodes of a file's syntax tree."""
+    return tuple(ast.walk(ast.parse(file.read_text(encoding="utf-8"))))
+
+
+@cache
 def imports(file: Path) -> tuple[Import, ...]:
     """All imports of medbn in a file, wherever they stand."""
     return tuple(_imports(file))
@@ -46,7 +52,7 @@ def imports(file: Path) -> tuple[Import, ...]:
 
 def _imports(file: Path) -> Iterator[Import]:
     package = file.relative_to(PACKAGE).parent.parts
-    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+    for node in nodes(file):
         if isinstance(node, ast.Import):
             for name in node.names:
                 parts = name.name.split(".")
@@ -87,20 +93,23 @@ def test_a_part_imports_only_earlier_ones(part):
     assert not back, "\n".join(back)
 
 
-@pytest.mark.parametrize("file", FILES, ids=lambda file: str(file.relative_to(PACKAGE)))
-def test_other_folders_are_entered_by_their_front_door(file):
+def test_other_folders_are_entered_by_their_front_door():
     """What another folder's ``__init__`` does not export is that folder's own."""
-    own = part_of(file)
-    beyond = []
-    for one in imports(file):
-        if one.path[0] == own or (file.parent == PACKAGE and file.stem in ABOVE):
-            continue
-        private = [part for part in one.path[1:] if part.startswith("_") and part != "__version__"]
-        # `from ..bench import Cell` is the door; `from ..bench.cell import Cell` is not.
-        enters = (PACKAGE / one.path[0]).is_dir() and len(one.path) > 1
-        if private or (enters and one.path[1] not in exports(one.path[0])):
-            beyond.append(f"line {one.line}: {'.'.join(one.path)}")
+    beyond = [
+        f"{file.relative_to(ROOT)}:{one.line} {'.'.join(one.path)}"
+        for file in FILES
+        if not (file.parent == PACKAGE and file.stem in ABOVE)
+        for one in imports(file)
+        if one.path[0] != part_of(file) and not is_public(one.path)
+    ]
     assert not beyond, "\n".join(beyond)
+
+
+def is_public(path: tuple[str, ...]) -> bool:
+    """Return whether a folder exports what others import: `medbn.bench.Cell` and not `medbn.bench.cell.Cell`."""
+    if any(part.startswith("_") and part != "__version__" for part in path[1:]):
+        return False
+    return len(path) == 1 or not (PACKAGE / path[0]).is_dir() or path[1] in exports(path[0])
 
 
 @cache
@@ -112,23 +121,25 @@ def exports(folder: str) -> frozenset[str]:
     raise AssertionError(f"medbn.{folder} has no __all__")
 
 
-@pytest.mark.parametrize("file", FILES, ids=lambda file: str(file.relative_to(PACKAGE)))
-def test_no_module_uses_private_names_of_another(file):
-    modules = {one.bound for one in imports(file) if is_module(one.path)}
-    private = [
-        f"line {node.lineno}: {node.value.id}.{node.attr}"
-        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8")))
-        if isinstance(node, ast.Attribute)
-        and isinstance(node.value, ast.Name)
-        and node.value.id in modules
-        and node.attr.startswith("_")
-        and not node.attr.startswith("__")
-    ]
-    private += [
-        f"line {one.line}: {'.'.join(one.path)}"
-        for one in imports(file)
-        if one.path[-1].startswith("_") and not one.path[-1].startswith("__") and not is_module(one.path)
-    ]
+def is_private(name: str) -> bool:
+    return name.startswith("_") and not name.startswith("__")
+
+
+def test_no_module_uses_private_names_of_another():
+    private = []
+    for file in FILES:
+        modules = {one.bound for one in imports(file) if is_module(one.path)}
+        private += [
+            f"{file.relative_to(ROOT)}:{node.lineno} {node.value.id}.{node.attr}"
+            for node in nodes(file)
+            if isinstance(node, ast.Attribute) and is_private(node.attr)
+            if isinstance(node.value, ast.Name) and node.value.id in modules
+        ]
+        private += [
+            f"{file.relative_to(ROOT)}:{one.line} {'.'.join(one.path)}"
+            for one in imports(file)
+            if is_private(one.path[-1]) and not is_module(one.path)
+        ]
     assert not private, "\n".join(private)
 
 
