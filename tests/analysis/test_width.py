@@ -75,7 +75,10 @@ def test_texts_are_inside_the_figure_and_apart(draw, name, width):
         assert min(beside, below) < 2, (first, second)
 
 
-@pytest.mark.parametrize("name", STACKED)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=pytest.mark.slow if name in ("entropy-gradient", "shift") else ()) for name in STACKED],
+)
 def test_panels_are_below_each_other_in_a_column(name):
     figure_class = pytest.importorskip("matplotlib.figure").Figure
     titles, lines = {}, {}
@@ -108,6 +111,7 @@ def test_one_layer_per_stage_is_chosen_from_all():
         analysis.choose_layers(stages, "all")
 
 
+@pytest.mark.slow
 def test_many_points_are_pixels_in_svg():
     pytest.importorskip("matplotlib")
     pytest.importorskip("sklearn")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -10,12 +11,18 @@ import torch
 from torch import Tensor
 
 
+@cache
+def sample_photographs() -> list[np.ndarray]:
+    """Return the two photographs of scikit-learn."""
+    return pytest.importorskip("sklearn.datasets").load_sample_images().images
+
+
 def photographs(size: int, count: int = 24) -> Tensor:
     """Return crops of two real photographs, scaled to a size: uint8 (N, 3, size, size)."""
-    image, datasets = pytest.importorskip("PIL.Image"), pytest.importorskip("sklearn.datasets")
+    image, pictures = pytest.importorskip("PIL.Image"), sample_photographs()
     crops = []
     for number in range(count):
-        picture = datasets.load_sample_images().images[number % 2]
+        picture = pictures[number % 2]
         top, left = 16 * (number % 12), 40 * (number % 9)
         crop = image.fromarray(picture[top : top + 224, left : left + 224])
         crops.append(np.asarray(crop.resize((size, size), image.Resampling.LANCZOS)))

@@ -74,7 +74,12 @@ def test_grey_and_oblong_images(name, shape):
 
 
 # Severities 3 and 4 of ImageNet-C's fog have the same strength, and differ in roughness alone.
-MONOTONE = [(n, s) for n in NAMES for s in (32, 224) if n not in NOT_MONOTONE and (n, s) != ("fog", 224)]
+MONOTONE = [
+    pytest.param(name, size, marks=() if size == 32 else pytest.mark.slow)
+    for name in NAMES
+    for size in (32, 224)
+    if name not in NOT_MONOTONE and (name, size) != ("fog", 224)
+]
 
 
 @pytest.mark.parametrize(("name", "size"), MONOTONE)

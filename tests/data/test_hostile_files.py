@@ -214,7 +214,12 @@ def npz():
     return file.getvalue()
 
 
-@pytest.mark.parametrize("case", HOSTILE)
+SLOW = ("a header nested too deeply", "an image of 400 million pixels", "an archive of zeros")
+
+
+@pytest.mark.parametrize(
+    "case", [pytest.param(case, marks=pytest.mark.slow if case in SLOW else ()) for case in HOSTILE]
+)
 def test_a_small_file_cannot_exhaust_memory_or_raise_another_error(case, tmp_path):
     reader, content, words = HOSTILE[case]
     content = content()

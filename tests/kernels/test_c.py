@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator
 
 import pytest
 import torch
@@ -56,9 +56,15 @@ def isa(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
 each_isa = pytest.mark.usefixtures("isa")
 
 
-@pytest.fixture(autouse=True)
-def seed() -> None:
-    torch.manual_seed(0)
+def with_each_isa(name: str, values: Iterable[object], essential: Container[object]) -> pytest.MarkDecorator:
+    """Parametrise with values on every instruction set; the fast tier has all values on the best, few on the others."""
+    *_, best = c.instruction_sets()
+    cases = [
+        pytest.param(isa, value, marks=() if isa == best or value in essential else pytest.mark.slow)
+        for isa in c.instruction_sets()
+        for value in values
+    ]
+    return pytest.mark.parametrize(("isa", name), cases, indirect=["isa"])
 
 
 @pytest.fixture
@@ -112,10 +118,9 @@ def check_abs_median(x: Tensor, centre: Tensor) -> None:
     assert torch.equal(position, where)
 
 
-@each_isa
+@with_each_isa("kind", KINDS, essential=("random", "two_values", "huge_many", "squares_overflow"))
 @last_or_not
-@pytest.mark.parametrize("kind", KINDS)
-def test_medians_are_exact_and_moments_close(kind: str, last: bool) -> None:
+def test_medians_are_exact_and_moments_close(isa: str, kind: str, last: bool) -> None:
     for shape in (*SHAPES, LONG):
         x = arrange(KINDS[kind](torch.Size(shape)), last)
         assert c.supported(x)
@@ -176,10 +181,9 @@ def sampled_positions(n: int) -> Tensor:
     return torch.cat(positions).unique()
 
 
-@each_isa
+@with_each_isa("value", (-1e30, 7.0, 50.0), essential=(7.0,))
 @last_or_not
-@pytest.mark.parametrize("value", [-1e30, 7.0, 50.0], ids=["below", "amid", "above"])
-def test_a_sample_chosen_by_an_attacker_changes_nothing(value: float, last: bool) -> None:
+def test_a_sample_chosen_by_an_attacker_changes_nothing(isa: str, value: float, last: bool) -> None:
     n = 30_000
     x = torch.randn(1, 18, n) + 7
     x[:, ::3, sampled_positions(n)] = value

@@ -23,6 +23,14 @@ TABLE = {
 KEYS = {path.stem: json.loads(path.read_text()) for path in (Path(__file__).parent / "keys").glob("*.json")}
 
 
+def mark_large(names):
+    """Return names of models for a test, of which the fast tier leaves the largest out."""
+    return [pytest.param(name, marks=pytest.mark.slow if name == "wide-resnet-28-10" else ()) for name in names]
+
+
+every_model = pytest.mark.parametrize("name", mark_large(TABLE))
+
+
 @pytest.fixture(scope="module")
 def built():
     """A function that returns a model by name, built once; no test changes it."""
@@ -57,17 +65,17 @@ def test_the_table_has_every_model():
     assert sorted(KEYS) == ["resnet26", "resnext29", "wide-resnet-28-10"]
 
 
-@pytest.mark.parametrize("name", TABLE)
+@every_model
 def test_parameter_counts_are_the_published_ones(name, built):
     assert sum(parameter.numel() for parameter in built(name).parameters()) == TABLE[name][0]
 
 
-@pytest.mark.parametrize("name", KEYS)
+@pytest.mark.parametrize("name", mark_large(KEYS))
 def test_names_and_shapes_are_those_of_the_published_checkpoints(name, built):
     assert {key: list(value.shape) for key, value in built(name).state_dict().items()} == KEYS[name]
 
 
-@pytest.mark.parametrize("name", TABLE)
+@every_model
 def test_predictions_equal_the_references(name, built):
     _, forward, mean, std, _ = TABLE[name]
     model, x = built(name), torch.rand(2, 3, 8, 8)
@@ -79,7 +87,7 @@ def test_predictions_equal_the_references(name, built):
         torch.testing.assert_close(model(x).double(), expected, rtol=1e-3, atol=1e-4 * float(expected.abs().max()))
 
 
-@pytest.mark.parametrize("name", TABLE)
+@every_model
 def test_models_are_in_eval_mode_and_a_forward_pass_changes_nothing(name, built):
     model = built(name)
     assert not any(module.training for module in model.modules())
@@ -102,7 +110,7 @@ def test_normalising_inside_is_normalising_outside(name, built):
     torch.testing.assert_close(inside(x), outside(by_hand))
 
 
-@pytest.mark.parametrize("name", TABLE)
+@every_model
 def test_gradients_reach_the_images_and_every_parameter(name, built):
     model, x = built(name), torch.rand(2, 3, 8, 8, requires_grad=True)
     loss = model(x).square().sum()
@@ -162,7 +170,7 @@ def test_depths_that_do_not_exist_are_refused():
         ResNeXt(depth=28)
 
 
-@pytest.mark.parametrize("name", TABLE)
+@every_model
 def test_sar_finds_the_last_stage(name, built):
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # a model without stages is warned about

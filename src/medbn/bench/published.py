@@ -17,7 +17,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, cached_property
 from importlib import resources
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -59,7 +59,7 @@ class Row:
     corruption: str | None
     settings: Mapping[str, Key]
 
-    @property
+    @cached_property
     def keys(self) -> dict[str, Key]:
         """All names and settings in one mapping."""
         named = {name: getattr(self, name) for name in _NAMES}
