@@ -11,9 +11,6 @@ os.environ["OMP_NUM_THREADS"] = os.environ["MKL_NUM_THREADS"] = "1"
 os.environ["OMP_WAIT_POLICY"] = "PASSIVE"
 
 import pytest
-import torch
-
-from .seeds import seed_torch
 
 try:
     from hypothesis import HealthCheck, settings
@@ -29,7 +26,12 @@ else:
 # Deterministic cuBLAS, for the tests that switch deterministic algorithms on.
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 
-torch.set_num_threads(1)  # for a plugin that has loaded torch already
+
+def pytest_sessionstart(session):
+    if not session.config.pluginmanager.hasplugin("dsession"):  # a process that only distributes tests needs no torch
+        import torch
+
+        torch.set_num_threads(1)  # for a plugin that has loaded torch already
 
 
 @pytest.hookimpl(wrapper=True)
@@ -45,6 +47,8 @@ def pytest_collection():
 
 
 def pytest_collection_modifyitems(items):
+    import torch
+
     if not torch.cuda.is_available():
         for item in items:
             if item.get_closest_marker("gpu"):  # not a keyword: those have the names of folders too
@@ -77,4 +81,6 @@ def refusal(capsys):
 
 @pytest.fixture(autouse=True)
 def seed():
+    from .seeds import seed_torch
+
     seed_torch(0)

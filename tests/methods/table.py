@@ -41,17 +41,19 @@ DENSE = [name for name in METHODS if name not in ("lame", "deyo")]  # which are 
 KINDS = ["source", "past", "mdia", "tent", "sotta", "cotta"]
 
 
-def one_of_each_kind(methods, *values):
+def one_of_each_kind(methods, *values, kinds=KINDS):
     """Return all methods, each with these values, as parameters of a test; the fast tier has one of each kind."""
-    return [pytest.param(m, *values, marks=() if m in KINDS else pytest.mark.slow) for m in methods]
+    return [pytest.param(m, *values, marks=() if m in kinds else pytest.mark.slow) for m in methods]
 
 
 def combine(methods, first, *others):
-    """Return all methods with all values; the fast tier has the values after the first with one method of each kind."""
-    ways = [way if isinstance(way, tuple) else (way,) for way in (first, *others)]
-    return [pytest.param(m, *ways[0]) for m in methods] + [
-        case for way in ways[1:] for case in one_of_each_kind(methods, *way)
-    ]
+    """Return all methods with all values; the fast tier has all with the first, and the others with two methods.
+
+    For values that methods pass on and do not look at, as the estimator of their layers.
+    """
+    first, *others = [way if isinstance(way, tuple) else (way,) for way in (first, *others)]
+    every = [pytest.param(m, *first) for m in methods]
+    return every + [case for way in others for case in one_of_each_kind(methods, *way, kinds=("past", "tent"))]
 
 
 every_method = pytest.mark.parametrize("method", METHODS)

@@ -10,13 +10,15 @@ from .table import (
     METHODS,
     assert_same,
     combine,
+    each_kind,
     each_kind_that_adapts,
     make,
     state,
 )
 
 
-@pytest.mark.parametrize(("method", "estimator"), combine(METHODS, "median", "image_median@0.5"))
+@each_kind
+@pytest.mark.parametrize("estimator", ["median", "image_median@0.5"])
 def test_a_non_finite_image_leaves_the_state_of_the_batch_without_it(method, estimator, model, batches):
     options = {"capacity": 100} if method in FROM_MEMORY else {}  # a full memory replaces images at random
     attacked, clean = (make(model, method, estimator, **options) for _ in range(2))
