@@ -38,36 +38,47 @@ def part_of(file: Path) -> str:
     return file.relative_to(PACKAGE).parts[0].removesuffix(".py")
 
 
-@cache
-def nodes(file: Path) -> tuple[ast.AST, ...]:
-    """All nodes of a file's syntax tree."""
-    return tuple(ast.walk(ast.parse(file.read_text(encoding="utf-8"))))
+@dataclass(frozen=True)
+class Use:
+    """An attribute of a name, as ``runner.run``."""
+
+    name: str
+    attribute: str
+    line: int
 
 
 @cache
-def imports(file: Path) -> tuple[Import, ...]:
-    """All imports of medbn in a file, wherever they stand."""
-    return tuple(_imports(file))
+def read(file: Path) -> tuple[list[Import], list[Use]]:
+    """All imports of medbn in a file, wherever they stand, and all attributes of names."""
+    imported, used = [], []
+    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            imported += _imports(node, file.relative_to(PACKAGE).parent.parts)
+        elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+            used.append(Use(node.value.id, node.attr, node.lineno))
+    return imported, used
 
 
-def _imports(file: Path) -> Iterator[Import]:
-    package = file.relative_to(PACKAGE).parent.parts
-    for node in nodes(file):
-        if isinstance(node, ast.Import):
-            for name in node.names:
-                parts = name.name.split(".")
-                if parts[0] == "medbn":
-                    yield Import(tuple(parts[1:]), name.asname or parts[0], node.lineno)
-        elif isinstance(node, ast.ImportFrom):
-            module = tuple((node.module or "").split(".")) if node.module else ()
-            if node.level:
-                module = (*package[: len(package) - node.level + 1], *module)
-            elif module[:1] == ("medbn",):
-                module = module[1:]
-            else:
-                continue
-            for name in node.names:
-                yield Import((*module, name.name), name.asname or name.name, node.lineno)
+def imports(file: Path) -> list[Import]:
+    return read(file)[0]
+
+
+def _imports(node: ast.Import | ast.ImportFrom, package: tuple[str, ...]) -> Iterator[Import]:
+    if isinstance(node, ast.Import):
+        for name in node.names:
+            parts = name.name.split(".")
+            if parts[0] == "medbn":
+                yield Import(tuple(parts[1:]), name.asname or parts[0], node.lineno)
+        return
+    module = tuple((node.module or "").split(".")) if node.module else ()
+    if node.level:
+        module = (*package[: len(package) - node.level + 1], *module)
+    elif module[:1] == ("medbn",):
+        module = module[1:]
+    else:
+        return
+    for name in node.names:
+        yield Import((*module, name.name), name.asname or name.name, node.lineno)
 
 
 def is_module(path: tuple[str, ...]) -> bool:
@@ -130,10 +141,9 @@ def test_no_module_uses_private_names_of_another():
     for file in FILES:
         modules = {one.bound for one in imports(file) if is_module(one.path)}
         private += [
-            f"{file.relative_to(ROOT)}:{node.lineno} {node.value.id}.{node.attr}"
-            for node in nodes(file)
-            if isinstance(node, ast.Attribute) and is_private(node.attr)
-            if isinstance(node.value, ast.Name) and node.value.id in modules
+            f"{file.relative_to(ROOT)}:{use.line} {use.name}.{use.attribute}"
+            for use in read(file)[1]
+            if use.name in modules and is_private(use.attribute)
         ]
         private += [
             f"{file.relative_to(ROOT)}:{one.line} {'.'.join(one.path)}"

@@ -121,6 +121,7 @@ def test_no_malicious_values_raise_an_alarm_where_benign_values_lie_on_both_side
     check()
 
 
+@pytest.mark.slow
 def test_medians_move_by_half_of_the_malicious_images_at_most():
     """(a) Where benign medians lie in the batch, (b) where its median lies among the benign images."""
     hypothesis = pytest.importorskip("hypothesis")

@@ -21,16 +21,19 @@ IN_PROCESSES = ("kills", "sharing")
 ROOT = Path(__file__).parents[2]
 
 
-SLOW = [("interrupts", 10), ("state-files", 25), ("states", 30), ("stores", 25), ("threads", 5)]
-INTERRUPTS_COVERAGE = "an exception within coverage's own code leaves its lock locked, and the next line waits for ever"
-FAST = [
+FAST = [("arrays", 60), ("recipes", 60)]
+SLOW = [
     ("archives", 40),
-    ("arrays", 60),
     ("images", 60),
-    ("recipes", 60),
+    ("interrupts", 10),
     ("segmentation", 40),
+    ("state-files", 25),
+    ("states", 30),
+    ("stores", 25),
+    ("threads", 5),
     ("weights", 25),
 ]
+INTERRUPTS_COVERAGE = "an exception within coverage's own code leaves its lock locked, and the next line waits for ever"
 
 
 @pytest.mark.parametrize(("kind", "trials"), [*FAST, *(pytest.param(*each, marks=pytest.mark.slow) for each in SLOW)])
