@@ -173,7 +173,7 @@ def test_where_graphs_are_impossible_the_first_call_says_so_and_changes_nothing(
             with pytest.raises(ValueError, match=r"graph=True.*influence"):
                 medbn.adapt(model, method, graph=True, influence="clip", **options)
         elif method != "lame":
-            with pytest.raises(ValueError, match=r"graph=True.*tent, eta, eata and sar"):
+            with pytest.raises(ValueError, match=r"graph=True.*tent, eta, eata, sar and sotta"):
                 medbn.adapt(model, method, graph=True)
 
 
@@ -192,7 +192,7 @@ def test_a_failed_capture_is_an_error_and_changes_nothing(model, batches, monkey
 
 # --- methods that learn -----------------------------------------------------------------------------------------------
 
-REPLAYED = ("tent", "eta", "eata", "sar")
+REPLAYED = ("tent", "eta", "eata", "sar", "sotta")
 STEPS = {"one": {}, "two, after": {"steps": 2, "predict": "after"}, "SGD": {"optimizer": "momentum", "lr": 0.05}}
 
 
@@ -212,6 +212,33 @@ def test_methods_that_learn_replay_both_passes(method, steps, model, batches, ca
     for x in batches:
         assert torch.equal(tta(x), plain(x))
     assert_same(state(tta), state(plain))
+
+
+@pytest.mark.parametrize("statistics", ["both", "batch", "memory"])
+@pytest.mark.parametrize("estimator", ["image_median@0.5", "mean"])
+def test_sotta_replays_the_passes_over_its_memory(statistics, estimator, model, batches, captured):
+    options = {"statistics": statistics, "confidence": 0.2, "capacity": 24}
+    tta, plain = (make(model, "sotta", estimator, **options, graph=graph) for graph in (True, False))
+    # Of two passes of a step, "memory" observes the first. Each kind is captured when it comes for the second time.
+    graphs = {"both": [0, 2, 2], "batch": [0, 2, 2], "memory": [0, 0, 4]}[statistics]
+    full = 0
+    for x in batches * 2:
+        assert torch.equal(tta(x), plain(x))
+        assert_same(state(tta), state(plain))
+        full += len(plain.memory["classes"]) == 24
+        assert len(captured) == graphs[min(full, 2)]
+    assert full < 2 * len(batches)  # it was filled by several calls
+    snapshot = tta.snapshot()
+    expected = tta(batches[0])
+    tta.restore(snapshot)
+    assert torch.equal(tta(batches[0]), expected)
+    valid = torch.arange(len(batches[0])) < 9
+    plain.restore(tta.snapshot())
+    for _ in range(3):
+        assert torch.equal(tta(batches[1], valid=valid), plain(batches[1], valid=valid))
+        assert torch.equal(tta(batches[2]), plain(batches[2]))
+    assert_same(state(tta), state(plain))
+    assert len(captured) == graphs[2]
 
 
 def test_learning_with_graphs_takes_padding_structure_and_copies(batches, captured):

@@ -6,7 +6,8 @@ To them, a replayed pass is a differentiable function of the learned parameters,
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -14,11 +15,13 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from ..cuda_graphs import CaptureError, Graph, GraphCache, ObstacleError, capture, find_obstacle
+from ..cuda_graphs import CaptureError, Graph, GraphCache, Guard, capture, find_obstacle
 from ._call import Inputs, map_tensors
 
 if TYPE_CHECKING:
     from .learner import Learner
+
+Gather = Callable[[], Callable[..., None]]
 
 
 class StepGraphs:
@@ -31,28 +34,47 @@ class StepGraphs:
     def __reduce__(self) -> tuple[Any, ...]:
         return StepGraphs, ()
 
-    def run(self, adapter: Learner, inputs: Inputs) -> Any:
-        """Return the model's output as a differentiable function of what is learned; None to run without a graph.
+    def check(self, adapter: Learner, inputs: Inputs) -> None:
+        """Raise a RuntimeError that says what makes graphs impossible, also where this call would not need one."""
+        if self._checked:
+            return
+        leaves, _ = tree_flatten((inputs.args, inputs.kwargs))
+        obstacle = find_obstacle(adapter.model, [leaf for leaf in leaves if isinstance(leaf, Tensor)])
+        if obstacle:
+            raise _impossible(obstacle)
+        self._checked = True
 
-        Calls of one kind are captured when they come for the second time. Padded batches run without a graph. A
-        RuntimeError says what makes graphs impossible, before any change.
+    def run(self, adapter: Learner, inputs: Inputs, observe: bool = False) -> tuple[Any, Gather] | None:
+        """Return the output of ``adapter.run_to_learn`` as a differentiable function of what is learned.
+
+        Beside it, the function that gathers the batch's statistics if they are observed, to be called before the next
+        pass. None to run without a graph: calls of one kind are captured when they come for the second time, and calls
+        of which some images do not count never are. A RuntimeError says what makes graphs impossible, before any
+        change.
         """
+        self.check(adapter, inputs)
+        if inputs.valid is not None or any(layer._overrides for layer in adapter.layers.values()):
+            return None
         leaves, structure = tree_flatten((inputs.args, inputs.kwargs))
+        key = (str(structure), observe, *map(id, adapter.learned.values()))
+
+        def capture_step(guard: Guard, pool: Any) -> _StepGraph:
+            return _capture(adapter, inputs, observe, guard, pool)
+
         try:
-            if not self._checked:
-                obstacle = find_obstacle(adapter.model, [leaf for leaf in leaves if isinstance(leaf, Tensor)])
-                if obstacle:
-                    raise ObstacleError(obstacle)
-                self._checked = True
-            if inputs.valid is not None:
-                return None
-            key = (str(structure), *map(id, adapter.learned.values()))
-            step = self._cache.get(
-                adapter.model, key, leaves, lambda guard, pool: _capture(adapter, inputs, pool), wait=True
-            )
+            step = self._cache.get(adapter.model, key, leaves, capture_step, wait=True)
         except CaptureError as error:
-            raise RuntimeError(f"graph=True, and a step cannot be captured as a CUDA graph: {error}") from error
+            raise _impossible(error) from error
         return None if step is None else step.run(leaves, adapter.learned.values())
+
+
+def gather_nothing() -> Callable[..., None]:
+    """Stand for what gathers the statistics of a pass, where none are observed."""
+    return lambda policy=None: None
+
+
+def _impossible(why: object) -> RuntimeError:
+    return RuntimeError(f"graph=True, and a step cannot be captured as a CUDA graph: {why}")
 
 
 class _Count:
@@ -62,17 +84,22 @@ class _Count:
 
 
 class _StepGraph(NamedTuple):
-    forward: Graph[Any]
+    forward: Graph[tuple[Any, Gather]]
     backward: Graph[tuple[Tensor | None, ...]]
+    guard: Guard
+    averages: list[Tensor]
+    """Static tensors that stand for the layers' moving averages, which every batch replaces."""
     replays: _Count
 
-    def run(self, leaves: list[Any], learned: Iterable[Tensor]) -> Any:
-        """Return the output of a replay."""
+    def run(self, leaves: list[Any], learned: Iterable[Tensor]) -> tuple[Any, Gather]:
+        """Return the output of a replay, and what gathers its statistics."""
         self.forward.load(leaves)
-        output = self.forward.replay()
+        if self.averages:
+            torch._foreach_copy_(self.averages, self.guard.averages())
+        output, gather = self.forward.replay()
         self.replays.value += 1
         results = iter(_Replayed.apply(self, self.replays.value, _differentiable(output), *learned))  # type: ignore[no-untyped-call]
-        return map_tensors(output, lambda t: next(results) if t.requires_grad else t.clone())
+        return map_tensors(output, lambda t: next(results) if t.requires_grad else t.clone()), gather
 
 
 class _Replayed(Function):
@@ -96,30 +123,34 @@ class _Replayed(Function):
         return None, None, None, *found
 
 
-def _capture(adapter: Learner, inputs: Inputs, pool: Any) -> _StepGraph:
+def _capture(adapter: Learner, inputs: Inputs, observe: bool, guard: Guard, pool: Any) -> _StepGraph:
     """Capture a forward pass, and the backward pass that follows it; nothing adapts."""
     leaves, structure = tree_flatten((inputs.args, inputs.kwargs))
     # Leaves of their own, at the same addresses. Those of the model may be in a graph that is still alive, as that of
     # the first of two passes: autograd would then wait for the stream of that pass, which a capture must not.
     learned = {name: p.detach().requires_grad_() for name, p in adapter.learned.items()}
 
-    def run(static: list[Any]) -> Any:
+    averages = [t.clone() for t in guard.averages()]
+
+    def run(static: list[Any]) -> tuple[Any, Gather]:
         args, kwargs = tree_unflatten(static, structure)
-        with torch.enable_grad():
-            return adapter.run_with(Inputs(args, kwargs, inputs.size, None), learned)
+        observed = adapter.observe_statistics() if observe else nullcontext(gather_nothing)
+        with torch.enable_grad(), guard.use_averages(averages), observed as gather:
+            return adapter.run_to_learn(Inputs(args, kwargs, inputs.size, None), learned), gather
 
     forward = capture(run, leaves, pool)
     forward.load(leaves)
-    outputs = _differentiable(forward.replay())  # so that what is saved for backward are values, not whatever was there
+    # So that what is saved for backward are values, not whatever was there.
+    outputs = _differentiable(forward.replay()[0])
 
     def differentiate(static: list[Any]) -> tuple[Tensor | None, ...]:
-        outputs = _differentiable(forward.output) if forward.output is not None else _differentiable(forward.replay())
+        outputs = _differentiable((forward.output if forward.output is not None else forward.replay())[0])
         return torch.autograd.grad(outputs, list(learned.values()), static, retain_graph=True, allow_unused=True)
 
     if not outputs:
         raise CaptureError("the model's output does not depend on what is learned.")
     backward = capture(differentiate, [torch.zeros_like(t) for t in outputs], pool)
-    return _StepGraph(forward, backward, _Count())
+    return _StepGraph(forward, backward, guard, averages, _Count())
 
 
 def _differentiable(output: Any) -> list[Tensor]:

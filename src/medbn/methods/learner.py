@@ -63,9 +63,9 @@ class Learner(BoundedInfluence):
     Args:
         model, logits, predict, seed, lock, min_images, collect, bounds, outside: as for Adapter.
         graph: True replays the forward and the backward pass of ``tent``, ``eta``, ``eata`` and ``sar`` from CUDA
-            graphs, captured at the second call of a kind: the same numbers, faster where images are small. Not with
-            ``influence``, and not for models whose own code keeps something from call to call or branches on values.
-            None and False capture nothing.
+            graphs, captured at the second call of a kind: the same numbers, faster where images are small. Of ``sotta``
+            those over its memory, which are of one kind once it is full. Not with ``influence``, and not for models
+            whose own code keeps something from call to call or branches on values. None and False capture nothing.
         optimizer: ``"adam"`` (the MedBN paper's, for all methods), ``"sgd"``, ``"momentum"`` and ``"nesterov"``, which
             are SGD with a momentum of 0.9, or a function of parameters and ``lr``.
         lr: 1e-3 in the MedBN paper.
@@ -125,7 +125,7 @@ class Learner(BoundedInfluence):
         )
         if graph and (bounded or not self.replays):
             own = f"{self._name()} with influence={influence!r}" if bounded else self._name()
-            raise ValueError(f"graph=True replays the passes of tent, eta, eata and sar; not of {own}.")
+            raise ValueError(f"graph=True replays the passes of tent, eta, eata, sar and sotta; not of {own}.")
         if steps < 1:
             raise ValueError(f"steps is the number of updates per batch, at least 1; got {steps}.")
         if not callable(optimizer) and optimizer not in OPTIMIZERS:
@@ -259,14 +259,18 @@ class Learner(BoundedInfluence):
     def run_model(self, inputs: Inputs) -> Any:
         """Return the model's output for a call; from CUDA graphs with ``graph=True``, if gradients are wanted."""
         if self.graph and torch.is_grad_enabled():
-            output = self._step_graphs.run(self, inputs)
-            if output is not None:
-                return output
+            replayed = self._step_graphs.run(self, inputs)
+            if replayed is not None:
+                return replayed[0]
         return self.run_plain(inputs)
 
     def run_plain(self, inputs: Inputs) -> Any:
         """Return the model's output for a call, without CUDA graphs."""
         return super().run_model(inputs)
+
+    def run_to_learn(self, inputs: Inputs, learned: dict[str, Tensor]) -> Any:
+        """Return the model's output for a pass that is captured, under these parameters."""
+        return self.run_with(inputs, learned)
 
     def predict_again(self, inputs: Inputs) -> Predictions:
         """Run the model once more, with gradients and the parameters as they are now."""

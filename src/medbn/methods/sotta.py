@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from contextlib import nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from typing import Any, ClassVar
 
 import torch
@@ -17,6 +18,7 @@ from ._check_state import Values
 from ._image_memory import Candidates, check_remembered, predicted_classes
 from ._method import Run
 from ._registry import register
+from ._step_graph import Gather, gather_nothing
 from .learner import Learner
 
 STATISTICS = ("batch", "memory", "both")
@@ -46,6 +48,10 @@ class SoTTA(Learner):
         options: those of Learner; the affine parameters of the last stage are not learned, as in SoTTA's code.
 
     One SAM step per call, on the whole memory. Confidences come from one pass with the average before the batch.
+
+    With ``graph=True`` both passes of that step, forward and backward, are replayed from CUDA graphs, once the memory
+    is full: before, its size changes. The passes over the test batch run without, because nothing is learned from them,
+    and so do all passes of a padded call.
     """
 
     version: ClassVar[int] = 2  # before, ``statistics`` was ``"batch"``
@@ -54,6 +60,7 @@ class SoTTA(Learner):
     image_entries: ClassVar[tuple[str, ...]] = (*Learner.image_entries, "images", "classes")
     presets: ClassVar[dict[str, dict[str, Any]]] = {"cifar100": {"confidence": 0.66}, "imagenet": {"confidence": 0.33}}
     surrogate_from_policies: ClassVar[bool] = True
+    replays: ClassVar[bool] = True
 
     def __init__(
         self,
@@ -85,6 +92,8 @@ class SoTTA(Learner):
 
     def update(self, inputs: Inputs, output: Any) -> bool:
         """Remember the confident images, then learn from the whole memory."""
+        if self.graph:
+            self._step_graphs.check(self, inputs)
         if self.statistics != "memory":
             with torch.no_grad(), self.use_policy(WITHOUT_BATCH):
                 output = self.run_model(inputs)
@@ -98,35 +107,63 @@ class SoTTA(Learner):
     def _learn_from(self, memory: Inputs) -> bool:
         """Take one SAM step on the memory's entropy, and commit the memory's statistics as ``statistics`` says."""
         own, both = self.statistics == "memory", self.statistics == "both"
-        normalise = self.use_policy(policies.batch()) if own else nullcontext()
-        with self.ignore_padding(memory), normalise:
-            with self.observe_statistics() if own or both else nullcontext() as gather:
-                loss = self._entropy(memory)
+        with self._pass_over(memory, observe=own or both) as (loss, gather):
             if loss is None:
                 return False
             gradients = self.gradients_of(loss)
-            if both and gather is not None:
-                gather()(self._average)
-            with self.sam_ascent(gradients, self.rho):
-                with self.observe_statistics() if both else nullcontext() as gather_again:
-                    loss = self._entropy(memory)
-                if loss is None:
-                    return False
-                gradients = self.gradients_of(loss)
-            if gather_again is not None:
-                gather_again()(self._average)
-            if not self.take_step(gradients):
+        commit = gather()
+        if both:
+            commit(self._average)
+        with self.sam_ascent(gradients, self.rho), self._pass_over(memory, observe=both) as (loss, gather):
+            if loss is None:
                 return False
-        if own and gather is not None:
+            gradients = self.gradients_of(loss)
+        if both:
             gather()(self._average)
+        if not self.take_step(gradients):
+            return False
+        if own:
+            commit(self._average)
         return True
+
+    @contextmanager
+    def _pass_over(self, memory: Inputs, observe: bool) -> Iterator[tuple[Tensor | None, Gather]]:
+        """Run a pass over the memory, and yield the loss and what gathers the statistics before the next pass.
+
+        What decides how layers normalise stays so until the gradients have been taken.
+        """
+        full = len(self.memory["classes"]) == self.capacity
+        replayed = self._step_graphs.run(self, memory, observe) if self.graph and full else None
+        if replayed is not None:
+            output, gather = replayed
+            yield self._entropy_of(self.predictions_of(memory, output)), gather
+            return
+        with self._normalise_memory(memory):
+            with self.observe_statistics() if observe else nullcontext(gather_nothing) as gather:
+                predictions = self.predict_again(memory)
+            yield self._entropy_of(predictions), gather
+
+    @contextmanager
+    def _normalise_memory(self, memory: Inputs) -> Iterator[None]:
+        own = self.use_policy(policies.batch()) if self.statistics == "memory" else nullcontext()
+        with self.ignore_padding(memory), own:
+            yield
+
+    def run_model(self, inputs: Inputs) -> Any:
+        """Return the model's output for a call, without CUDA graphs: only passes over the memory have some."""
+        return self.run_plain(inputs)
+
+    def run_to_learn(self, inputs: Inputs, learned: dict[str, Tensor]) -> Any:
+        """Return the model's output for the images of the memory, under these parameters."""
+        with self._normalise_memory(inputs):
+            return super().run_to_learn(inputs, learned)
 
     def loss(self, predictions: Predictions, memory: dict[str, Any], learned: dict[str, Tensor]) -> Tensor | None:
         """Return the mean entropy of the usable rows; None if there are none."""
         return self.mean_of(predictions.entropy(), predictions.usable) if bool(predictions.usable.any()) else None
 
-    def _entropy(self, inputs: Inputs) -> Tensor | None:
-        return self.loss(self.predict_again(inputs), self.memory, dict(self.learned))
+    def _entropy_of(self, predictions: Predictions) -> Tensor | None:
+        return self.loss(predictions, self.memory, dict(self.learned))
 
     def unroll(self, run: Run, state: dict[str, Any], inputs: Inputs) -> dict[str, Tensor]:
         """Raise: which images enter the memory is no smooth function of the batch."""
