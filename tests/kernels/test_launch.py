@@ -113,7 +113,7 @@ def test_the_driver_gives_triton_s_bits(kernel, layout, dtype, by_driver):
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("adds", [False, True])
 def test_the_driver_gives_triton_s_bits_with_a_relu(kernel, layout, adds, by_driver):
-    for shape in ((40, 64, 4, 4), (200, 64, 32, 32), (40, 256, 8, 8)):
+    for shape in ((40, 64, 4, 4), (16, 24, 32, 32), (40, 256, 8, 8)):
         generator = torch.Generator("cuda").manual_seed(0)
         x, g, residual = (torch.randn(shape, generator=generator, device="cuda") for _ in range(3))
         x, g, residual = (t.contiguous(memory_format=LAYOUTS[layout]) for t in (x, g, residual))
