@@ -52,17 +52,19 @@ def main() -> None:
     parser.add_argument("--models", nargs="+", default=MODELS, metavar="NAME@BxS", help=f"default: {' '.join(MODELS)}")
     parser.add_argument("--layouts", nargs="+", default=list(LAYOUTS), choices=list(LAYOUTS))
     parser.add_argument("--methods", nargs="+", default=list(METHODS), choices=list(METHODS))
+    parser.add_argument("--launchers", nargs="+", metavar="L", help="of triton and driver; default: both, on a GPU")
     parser.add_argument("--rounds", type=cli.positive_int, default=60, help="the most rounds of a case (default: 60)")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     options = parser.parse_args()
+    options.launchers = options.launchers or default_launchers(options.device)
     cases = [(parse_model(text), layout) for text in options.models for layout in options.layouts]
     options.out.mkdir(parents=True, exist_ok=True)
     end = time.monotonic() + options.budget
     place = Place(device=options.device)
-    record: dict[str, Any] = {"facts": machine_facts(place), "launchers": launchers(options.device), "finished": False}
+    record: dict[str, Any] = {"facts": machine_facts(place), "launchers": options.launchers, "finished": False}
     record |= {"host": [], "batches": []}
     for estimator in ("mean", *ESTIMATORS):
-        record["host"] += measure_host(estimator, options.device)
+        record["host"] += measure_host(estimator, options.device, options.launchers)
         write(record, options.out)
     for number, ((name, images, size), layout) in enumerate(cases):
         share = (end - time.monotonic()) / (len(cases) - number)
@@ -85,7 +87,7 @@ def parse_model(text: str) -> tuple[str, int, int]:
     return name, int(images), int(size)
 
 
-def launchers(device: str) -> list[str]:
+def default_launchers(device: str) -> list[str]:
     """Return who can launch kernels; nobody has to on a CPU."""
     return ["triton", "driver"] if torch.device(device).type == "cuda" else ["c"]
 
@@ -105,7 +107,7 @@ def launched_by(launcher: str) -> Iterator[None]:
 # --- the host's time for a layer --------------------------------------------------------------------------------------
 
 
-def measure_host(estimator: str, device: str) -> list[dict[str, Any]]:
+def measure_host(estimator: str, device: str, launchers: list[str]) -> list[dict[str, Any]]:
     """Return the host's microseconds for one call of a layer, forward, and forward and backward."""
     rows = []
     cuda = torch.device(device).type == "cuda"
@@ -122,7 +124,7 @@ def measure_host(estimator: str, device: str) -> list[dict[str, Any]]:
         norms[estimator] = (layer, (layer.weight, layer.bias))
         for name, (norm, parameters) in norms.items():
             plain = name in ("F.batch_norm", "mean")
-            for launcher in ["torch"] if plain else launchers(device):
+            for launcher in ["torch"] if plain else launchers:
                 with nullcontext() if plain else launched_by(launcher):
 
                     def forward(norm: Any = norm, x: torch.Tensor = x) -> None:
@@ -176,7 +178,7 @@ def measure_batches(name: str, images: int, size: int, layout: str, options: Any
     form = LAYOUTS[layout]
     model = models.get(name, classes=10).to(options.device).to(memory_format=form).eval()  # type: ignore[call-overload]
     batch = torch.rand(images, 3, size, size, device=options.device).to(memory_format=form)
-    groups = [candidates(model, method, options.device) for method in options.methods]
+    groups = [candidates(model, method, options.device, options.launchers) for method in options.methods]
     for group in groups:
         for candidate in group:
             with launched_by(candidate["launcher"]):
@@ -196,17 +198,17 @@ def measure_batches(name: str, images: int, size: int, layout: str, options: Any
     return [{key: value for key, value in row.items() if key != "adapter"} for row in rows]
 
 
-def candidates(model: torch.nn.Module, method: str, device: str) -> list[dict[str, Any]]:
+def candidates(model: torch.nn.Module, method: str, device: str, launchers: list[str]) -> list[dict[str, Any]]:
     """Return all ways to run a method; the first is what the others are compared with."""
     suffix, method_options = METHODS[method]
     replays = "graph" in medbn.methods.options(method)
     cuda = torch.device(device).type == "cuda"
     found = []
     for estimator in ("mean", *ESTIMATORS):
-        for launcher in launchers(device) if estimator != "mean" else launchers(device)[:1]:
+        for launcher in launchers if estimator != "mean" else launchers[:1]:
             for graph, fuse in itertools.product((False, True) if cuda and replays else (False,), (False, True)):
-                last = launcher == launchers(device)[-1]
-                if graph and launcher != launchers(device)[0]:
+                last = launcher == launchers[-1]
+                if graph and launcher != launchers[0]:
                     continue  # a replay launches nothing
                 if fuse and (estimator == "mean" or not (last or graph)):
                     continue

@@ -61,9 +61,8 @@ def main() -> None:
         low, middle, high = statistics.quantiles(ratio, n=4)
         row = {"method": method, "estimator": estimator, "graph": graph, "ms": 1e3 * statistics.median(taken)}
         rows.append({**row, "ratio": middle, "quartiles": [low, high], "seconds": taken})
-        print(
-            f"{method:15}{estimator:18}{'yes' if graph else '':13}{row['ms']:8.2f}  {middle:.2f} [{low:.2f}, {high:.2f}]"
-        )
+        words = f"{method:15}{estimator:18}{'yes' if graph else '':13}"
+        print(f"{words}{row['ms']:8.2f}  {middle:.2f} [{low:.2f}, {high:.2f}]")
     if options.json:
         options.json.write_text(json.dumps({"facts": machine, "rows": rows}, indent=1) + "\n")
 
