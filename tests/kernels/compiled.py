@@ -17,7 +17,7 @@ import triton
 
 from medbn.kernels.triton import KERNELS, driver, plans, program, tiling
 
-from .simulated_driver import Driver, Launcher
+from .simulated_driver import Driver, Fill, Launcher, LaunchKernel, parameter_sizes
 
 SIZES = {"u8": 1, "u16": 2, "u32": 4, "f32": 4, "b32": 4, "u64": 8, "b64": 8, "f64": 8}
 LAST = torch.channels_last
@@ -36,14 +36,7 @@ def sizes_in(kernel) -> list[int]:
     return [SIZES[kind] for kind in re.findall(r"\.param\s+\.(\w+)", entry[1])]
 
 
-@ctypes.CFUNCTYPE(
-    ctypes.c_int,
-    ctypes.c_void_p,
-    *[ctypes.c_uint] * 7,
-    ctypes.c_void_p,
-    ctypes.POINTER(ctypes.c_void_p),
-    ctypes.c_void_p,
-)
+@LaunchKernel
 def launch_kernel(function, x, y, z, threads, threads_y, threads_z, shared, stream, parameters, extra):
     sizes = sizes_in(compiled[function])
     values = [ctypes.string_at(parameters[number], size) for number, size in enumerate(sizes)]
@@ -51,17 +44,12 @@ def launch_kernel(function, x, y, z, threads, threads_y, threads_z, shared, stre
     return 0
 
 
-@ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_uint64, ctypes.c_uint, ctypes.c_size_t, ctypes.c_void_p)
+@Fill
 def fill(address, value, size, stream):
     return 0
 
 
-def parameter_size(function, number, offset, size):
-    sizes = sizes_in(compiled[function])
-    if number >= len(sizes):
-        return 1
-    size._obj.value = sizes[number]
-    return 0
+parameter_size = parameter_sizes(lambda function: sizes_in(compiled[function]))
 
 
 def pack(kind: str, value: object) -> bytes:

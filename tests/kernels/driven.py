@@ -28,6 +28,7 @@ from medbn.kernels.triton import (
 )
 
 from .interpreted import CONTIGUOUS, LAST, cut, make
+from .simulated_driver import Fill, LaunchKernel, parameter_sizes
 
 LAUNCHED = {
     small_channel: ["normalise_small_channels"],
@@ -104,14 +105,7 @@ def read(kind, address):
     return {"i32": ctypes.c_int32, "fp32": ctypes.c_float}[kind].from_address(address).value
 
 
-@ctypes.CFUNCTYPE(
-    ctypes.c_int,
-    ctypes.c_void_p,
-    *[ctypes.c_uint] * 7,
-    ctypes.c_void_p,
-    ctypes.POINTER(ctypes.c_void_p),
-    ctypes.c_void_p,
-)
+@LaunchKernel
 def launch_kernel(function, x, y, z, threads, threads_y, threads_z, shared, stream, parameters, extra):
     kernel = handles[function]
     assert (threads, threads_y, threads_z) == (32 * kernel.constants["num_warps"], 1, 1)
@@ -128,19 +122,14 @@ def launch_kernel(function, x, y, z, threads, threads_y, threads_z, shared, stre
     return 0
 
 
-@ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_uint64, ctypes.c_uint, ctypes.c_size_t, ctypes.c_void_p)
+@Fill
 def fill(address, value, size, stream):
     assert stream == STREAM
     (ctypes.c_uint32 * size).from_address(address)[:] = [value] * size
     return 0
 
 
-def parameter_size(function, number, offset, size):
-    sizes = handles[function].sizes()
-    if number >= len(sizes):
-        return 1
-    size._obj.value = sizes[number]
-    return 0
+parameter_size = parameter_sizes(lambda function: handles[function].sizes())
 
 
 def run(shape, kind, layout, name, batch_weight=1.0, backward="own", affine=True, dtype=torch.float32, adds=None):

@@ -2,12 +2,39 @@
 
 from __future__ import annotations
 
+import ctypes
 import itertools
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 from triton.backends.compiler import GPUTarget
 
 TARGET = GPUTarget("cuda", 90, 32)
+
+LaunchKernel = ctypes.CFUNCTYPE(
+    ctypes.c_int,
+    ctypes.c_void_p,
+    *[ctypes.c_uint] * 7,
+    ctypes.c_void_p,
+    ctypes.POINTER(ctypes.c_void_p),
+    ctypes.c_void_p,
+)
+"""The type of ``cuLaunchKernel``."""
+Fill = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_uint64, ctypes.c_uint, ctypes.c_size_t, ctypes.c_void_p)
+"""The type of ``cuMemsetD32Async``."""
+
+
+def parameter_sizes(sizes_of: Callable[[int], list[int]]) -> Callable[[int, int, object, Any], int]:
+    """Return ``cuFuncGetParamInfo``, given the sizes of the parameters of a function."""
+
+    def get(function: int, number: int, offset: object, size: Any) -> int:
+        sizes = sizes_of(function)
+        if number >= len(sizes):
+            return 1
+        size._obj.value = sizes[number]
+        return 0
+
+    return get
 
 
 class Launcher:
