@@ -6,7 +6,7 @@ import argparse
 import shlex
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -52,6 +52,28 @@ def add_options(parser: argparse.ArgumentParser, store: str) -> None:
     )
     parser.add_argument("--smoke", action="store_true", help="on digits and a small model, in seconds")
     parser.add_argument("--seal", type=Path, metavar="FILE", help="copy the results there at the end")
+
+
+def run_benchmark(
+    about: str | None, benchmarks: Mapping[str, Callable[[], Pieces]], store: str = "BENCHMARK.db"
+) -> int:
+    """Run the pieces of the benchmark that the command line names, and return the exit code.
+
+    Args:
+        about: the experiment's docstring, of which the first line is its description.
+        benchmarks: functions that return the pieces of each.
+        store: the file where results are kept by default; BENCHMARK stands for the name of the benchmark.
+    """
+    parser = cli.Parser(description=(about or "").split("\n")[0])
+    parser.add_argument("benchmark", choices=benchmarks, metavar="BENCHMARK", help=", ".join(benchmarks))
+    pieces = {name: make() for name, make in benchmarks.items()}
+    listed = "; ".join(f"{name}: {', '.join(found)}" for name, found in pieces.items())
+    parser.add_argument("pieces", nargs="*", metavar="PIECE", help=listed)
+    add_options(parser, store)
+    options = parser.parse_args()
+    if options.store.name == "BENCHMARK.db":
+        options.store = options.store.with_name(f"{options.benchmark}.db")
+    return run(parser, options, pieces[options.benchmark])
 
 
 def run(parser: argparse.ArgumentParser, options: argparse.Namespace, pieces: Pieces) -> int:

@@ -21,14 +21,13 @@ import torch
 from torch import Tensor
 
 import medbn
-from medbn import analysis, attacks, cli, data, models
+from _stream_figure import StreamFigure
+from medbn import attacks, cli, data, models
 from medbn.bench import Place, deterministic, machine_facts
 from medbn.data import corruptions
 from medbn.methods import predict_logits
 
 if TYPE_CHECKING:
-    from matplotlib.figure import FigureBase
-
     from medbn.analysis import Numbers, Theme
 
 ROWS: list[tuple[str, str, dict[str, Any]]] = [
@@ -66,14 +65,7 @@ def main() -> None:
     if options.json:
         options.json.write_text(json.dumps(record) + "\n")
     if options.draw:
-        numbers = analysis.Numbers("attacked-stream", {}, worst_of_gradients(record["rows"]))
-        analysis.register(numbers.figure, FIGURE)
-        try:
-            for theme in analysis.THEMES:
-                picture = analysis.render(numbers, "svg", theme, caption=False)
-                (options.draw / f"attacked-stream-{theme}.svg").write_bytes(picture)
-        finally:
-            analysis.unregister(numbers.figure)
+        FIGURE.write(worst_of_gradients(record["rows"]), options.draw)
 
 
 def mean(values: list[float]) -> float:
@@ -140,29 +132,18 @@ def worst_of_gradients(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return worst
 
 
-def draw(numbers: Numbers, canvas: FigureBase, theme: Theme) -> None:
-    """Draw the error of each defence over the batches; attacked batches are shaded."""
-    axis: Any = canvas.subplots()
-    styles = theme.series(row["style"] for row in numbers.rows if row["style"] != "none")
-    for row in numbers.rows:
-        style = styles.get(row["style"], {"color": theme.ink, "linestyle": ":"})
-        axis.plot(range(1, len(row["errors"]) + 1), row["errors"], **{**style, "label": row["name"]})
+def shade(axis: Any, numbers: Numbers, theme: Theme) -> None:
+    """Shade the attacked batches."""
     axis.axvspan(FIRST - 0.5, LAST + 0.5, color=theme.malicious, alpha=0.12, linewidth=0)
     axis.annotate("40 of 200 images are crafted", (FIRST - 0.3, 1.02), xycoords=("data", "axes fraction"), fontsize=7)
-    axis.set_xlabel("batch")
-    axis.set_ylabel("error of the other images (%)")
-    axis.set_ylim(bottom=0)
-    axis.grid(True, axis="y")
-    theme.add_legend(canvas, *axis.get_legend_handles_labels(), across=4)
 
 
-FIGURE = analysis.Figure(
+FIGURE = StreamFigure(
+    name="attacked-stream",
     title="a stream under attack",
-    paper="ours",
-    measure=lambda experiment: analysis.Numbers("attacked-stream", {}, []),
-    draw=draw,
-    caption=lambda numbers: "",
-    size=lambda numbers, theme: (theme.width, 2.6),
+    shade=shade,
+    batches="batch",
+    errors="error of the other images (%)",
 )
 
 

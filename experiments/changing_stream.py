@@ -22,13 +22,12 @@ import torch
 from torch import Tensor
 
 import medbn
-from medbn import analysis, attacks, cli, data, models
+from _stream_figure import StreamFigure
+from medbn import attacks, cli, data, models
 from medbn.bench import Place, deterministic, machine_facts
 from medbn.methods import predict_logits
 
 if TYPE_CHECKING:
-    from matplotlib.figure import FigureBase
-
     from medbn.analysis import Numbers, Theme
 
 SIZE, MALICIOUS = 100, 20
@@ -78,14 +77,7 @@ def main() -> None:
     if options.json:
         options.json.write_text(json.dumps(record) + "\n")
     if options.draw:
-        rendered = analysis.Numbers("changing-stream", {}, record["rows"])
-        analysis.register(rendered.figure, FIGURE)
-        try:
-            for theme in analysis.THEMES:
-                picture = analysis.render(rendered, "svg", theme, caption=False)
-                (options.draw / f"changing-stream-{theme}.svg").write_bytes(picture)
-        finally:
-            analysis.unregister(rendered.figure)
+        FIGURE.write(record["rows"], options.draw)
 
 
 COLUMNS = {"none": 12, "changed": 22, "crafted": 14, "after": 21}
@@ -145,14 +137,8 @@ def endless(name: str) -> Iterator[tuple[Tensor, Tensor]]:
         yield from digits.shuffle(seed).batches(SIZE, drop_last=True)
 
 
-def draw(numbers: Numbers, canvas: FigureBase, theme: Theme) -> None:
-    """Draw the error of each method over the batches; attacked batches are shaded, changes are lines."""
-    axis: Any = canvas.subplots()
-    styles = theme.series(row["style"] for row in numbers.rows if row["style"] != "none")
-    for row in numbers.rows:
-        style = styles.get(row["style"], {"color": theme.ink, "linestyle": ":"})
-        errors = [float("nan") if error is None else error for error in row["errors"]]
-        axis.plot(range(1, len(errors) + 1), errors, **{**style, "label": row["name"]})
+def shade(axis: Any, numbers: Numbers, theme: Theme) -> None:
+    """Shade attacked batches, and draw a line where the images change."""
     before = ""
     for number, (images, attack, _) in enumerate(plan()[: len(numbers.rows[0]["errors"])], start=1):
         if attack != "none":
@@ -162,20 +148,14 @@ def draw(numbers: Numbers, canvas: FigureBase, theme: Theme) -> None:
             axis.axvline(number - 0.5, color=theme.ink, linewidth=0.7)
             axis.annotate(images, (number - 0.4, 1.02), xycoords=("data", "axes fraction"), fontsize=7)
         before = images
-    axis.set_xlabel("batch (shaded: 20 % of its images are crafted; darker: all of them are checkerboards)")
-    axis.set_ylabel("error of benign images (%)")
-    axis.set_ylim(bottom=0)
-    axis.grid(True, axis="y")
-    theme.add_legend(canvas, *axis.get_legend_handles_labels(), across=4)
 
 
-FIGURE = analysis.Figure(
+FIGURE = StreamFigure(
+    name="changing-stream",
     title="a stream that changes, under attack",
-    paper="ours",
-    measure=lambda experiment: analysis.Numbers("changing-stream", {}, []),
-    draw=draw,
-    caption=lambda numbers: "",
-    size=lambda numbers, theme: (theme.width, 2.6),
+    shade=shade,
+    batches="batch (shaded: 20 % of its images are crafted; darker: all of them are checkerboards)",
+    errors="error of benign images (%)",
 )
 
 

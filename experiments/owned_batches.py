@@ -15,7 +15,7 @@ import sys
 from dataclasses import replace
 from typing import Any
 
-from _pieces import Pieces, add_options, run
+from _pieces import Pieces, run_benchmark
 from medbn import bench, cli
 from medbn.bench import Recipe
 
@@ -97,14 +97,7 @@ BENCHMARKS = {"cifar10-c": cifar10, "digits": digits}
 
 
 def main() -> int:
-    parser = cli.Parser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("benchmark", choices=BENCHMARKS, metavar="BENCHMARK", help=", ".join(BENCHMARKS))
-    pieces = {name: make() for name, make in BENCHMARKS.items()}
-    listed = "; ".join(f"{name}: {', '.join(found)}" for name, found in pieces.items())
-    parser.add_argument("pieces", nargs="*", metavar="PIECE", help=listed)
-    add_options(parser, "owned-batches.db")
-    options = parser.parse_args()
-    return run(parser, options, pieces[options.benchmark])
+    return run_benchmark(__doc__, BENCHMARKS, store="owned-batches.db")
 
 
 if __name__ == "__main__":

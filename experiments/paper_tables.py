@@ -17,7 +17,7 @@ from dataclasses import replace
 from typing import Any
 
 from _every_method import on_cifar10, on_digits
-from _pieces import Pieces, add_options, run, select_attacks, shuffled_recipe
+from _pieces import Pieces, run_benchmark, select_attacks, shuffled_recipe
 from medbn import bench, cli
 from medbn.bench import DEFENCES, Recipe
 from medbn.data import find_root
@@ -159,16 +159,7 @@ BENCHMARKS = {"cifar10-c": cifar10, "cifar100-c": cifar100, "imagenet-c": imagen
 
 
 def main() -> int:
-    parser = cli.Parser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("benchmark", choices=BENCHMARKS, metavar="BENCHMARK", help=", ".join(BENCHMARKS))
-    pieces = {name: make() for name, make in BENCHMARKS.items()}
-    listed = "; ".join(f"{name}: {', '.join(found)}" for name, found in pieces.items())
-    parser.add_argument("pieces", nargs="*", metavar="PIECE", help=listed)
-    add_options(parser, "BENCHMARK.db")
-    options = parser.parse_args()
-    if options.store.name == "BENCHMARK.db":
-        options.store = options.store.with_name(f"{options.benchmark}.db")
-    return run(parser, options, pieces[options.benchmark])
+    return run_benchmark(__doc__, BENCHMARKS)
 
 
 if __name__ == "__main__":
