@@ -448,7 +448,7 @@ class Operations(TorchDispatchMode):
         return function(*args, **(kwargs or {}))
 
 
-@pytest.mark.parametrize(("method", "most"), [("tebn", 110), ("tent", 115), ("past", 110)])
+@pytest.mark.parametrize(("method", "most"), [("tebn", 80), ("tent", 85), ("past", 85)])
 def test_a_watched_layer_more_costs_one_kernel_and_all_else_a_hundred(method, most):
     counts = {}
     for layers in ((), None, ["0.1", "1.1", "1.4", "2.1", "2.4"]):
@@ -499,7 +499,7 @@ def test_layers_that_see_other_numbers_of_images_are_measured_apart(known):
 
 
 @pytest.mark.gpu
-def test_a_gpu_is_waited_for_once_more():
+def test_a_gpu_is_not_waited_for_once_more():
     counts = []
     for with_monitor in (False, True):
         adapter = medbn.adapt(network().cuda(), "tebn")
@@ -516,7 +516,7 @@ def test_a_gpu_is_waited_for_once_more():
             torch.cuda.set_sync_debug_mode("default")
         counts.append(sum("synchroniz" in str(w.message) for w in caught))
     assert monitor.batches == 4
-    assert counts[1] <= counts[0] + 1
+    assert counts[1] <= counts[0]
 
 
 def test_dense_outputs_are_read():

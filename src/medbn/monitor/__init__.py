@@ -9,10 +9,11 @@
 
 from . import signals
 from .batch import Batch
+from .collect import choose_layers
 from .exporters import JSONLines, OpenTelemetry, Prometheus
 from .martingale import Martingale
 from .moments import Moments, reduce_layer
-from .monitor import Exporter, Monitor, choose_layers
+from .monitor import Exporter, Monitor
 from .record import Alarm, Reader, Record, is_stream, read
 from .watch import Watch
 

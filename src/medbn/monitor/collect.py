@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
 
@@ -11,10 +11,11 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
+from .._errors import unknown_name
 from ..layers import RobustBatchNorm
-from ..methods import Adapter, Predictions, extract_logits
+from ..methods import Adapter, extract_logits, group_stages
 from .batch import Batch, first_images
-from .moments import Moments, Reduced, reduce_layer
+from .moments import Moments, Reduced, SourceCache, reduce_layer
 
 PIXELS = 4096
 """Of dense outputs, at most about this many pixels per image are read."""
@@ -48,7 +49,8 @@ class Collector:
         adapter: the adapter.
         layers: the layers to read, by name; the first one comes first.
         bounds: the range that images should be in, or None.
-        receive: is called with each batch.
+        receive: is called with each batch, at the end of its call.
+        begin: is called at the begin of each call.
     """
 
     def __init__(
@@ -57,12 +59,14 @@ class Collector:
         layers: dict[str, RobustBatchNorm],
         bounds: tuple[float, float] | None,
         receive: Callable[[Batch], None],
+        begin: Callable[[], None],
     ) -> None:
-        self.adapter, self.bounds, self.receive = adapter, bounds, receive
+        self.adapter, self.bounds, self.receive, self.begin = adapter, bounds, receive, begin
         self.first = next(iter(layers), None)
         self.collecting = False
         self._valid: Tensor | None = None
         self._reduced: dict[str, Reduced] = {}
+        self._caches: dict[tuple[str, ...], SourceCache] = {}
         self._warned = False
         self._handles: list[Any] = [
             adapter.register_forward_pre_hook(Hook(self._begin), with_kwargs=True),
@@ -80,6 +84,7 @@ class Collector:
         valid = kwargs.get("valid")
         self._valid = valid if isinstance(valid, Tensor) else None
         self._reduced = {}
+        self.begin()
         self.collecting = True
 
     def _read(self, name: str, layer: Any, args: tuple[Any, ...]) -> None:
@@ -97,12 +102,12 @@ class Collector:
         # In the order of the layers' names, however the model runs them.
         ordered = {name: reduced[name] for name in sorted(reduced, key=lambda name: name != self.first)}
         with torch.no_grad():
-            moments = Moments.of(ordered, self._valid)
-            predictions = self._predictions(output, len(images))
-            self.receive(Batch(self.adapter, images.detach(), self._valid, predictions, moments, self.bounds))
+            moments = Moments.of(ordered, self._valid, self._caches)
+            logits = self._logits(output, len(images))
+            self.receive(Batch(self.adapter, images.detach(), self._valid, logits, moments, self.bounds))
 
-    def _predictions(self, output: Any, size: int) -> Predictions | None:
-        """Return the predictions in the output; None, with one warning, if there are no logits in it."""
+    def _logits(self, output: Any, size: int) -> Tensor | None:
+        """Return the logits in the output; None, with one warning, if there are none in it."""
         try:
             logits = extract_logits(output, self.adapter.logits, size).detach()
         except (TypeError, ValueError, KeyError, IndexError, AttributeError) as error:
@@ -113,4 +118,17 @@ class Collector:
         if logits.dim() > 2:
             logits = logits.flatten(2)
             logits = logits[..., :: -(-logits.shape[2] // PIXELS)]
-        return Predictions.of(logits, self._valid)
+        return logits
+
+
+def choose_layers(adapter: Adapter, names: Iterable[str] | None) -> dict[str, RobustBatchNorm]:
+    """Return the layers to read in the order of the model: the first and the last of each stage, or those named."""
+    every = list(adapter.layers)
+    if names is None:
+        chosen = {*every[:1], *(stage[-1] for stage in group_stages(every))}
+    else:
+        chosen = {names} if isinstance(names, str) else set(names)
+        for name in chosen:
+            if name not in adapter.layers:
+                raise unknown_name("layer", name, every)
+    return {name: adapter.layers[name] for name in every if name in chosen}

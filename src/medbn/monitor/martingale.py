@@ -13,13 +13,14 @@ import math
 import random
 from array import array
 from bisect import bisect_left, bisect_right, insort
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 TAILS = (0.03, 0.1, 0.25, 0.5)
 """Each bet is on p-values below one of these. After a change to larger values the k-th p-value is uniform on
 (0, k / (n + k)), n being the size of the reference, so first the smallest and then the others win."""
 KEPT = 0.05
 """The part of the capital that each bet keeps if it loses."""
+LOST = math.log(KEPT)
 PATIENCE = 20.0
 """After three times as many batches, half of the capital has been bet."""
 SIDES = ("above", "both")
@@ -54,7 +55,9 @@ class Martingale:
         """How many values were bet on."""
         self._time = time
         mirrors = (False,) if side == "above" else (False, True)
-        self._bets = [(tail, mirrored) for tail in TAILS for mirrored in mirrors]
+        self._bets = [(tail, mirrored, math.log((1.0 - KEPT) / tail + KEPT)) for tail in TAILS for mirrored in mirrors]
+        """Each bet's tail, whether it is on small values, and the logarithm of the factor if it wins."""
+        self._log_capital: float | None = None
         self._logs = [-math.inf] * len(self._bets)
         """The logarithm of the capital that each bet has."""
         self._gains = [0.0] * len(self._bets)
@@ -88,13 +91,17 @@ class Martingale:
 
     def _bet(self, p: float) -> None:
         begins = math.log((_waiting(self.bets) - _waiting(self.bets + 1)) / len(self._bets))
-        for i, (tail, mirrored) in enumerate(self._bets):
-            won = (1.0 - p if mirrored else p) <= tail
-            gain = math.log((1.0 - KEPT) / tail + KEPT if won else KEPT)
-            self._logs[i] = _log_sum((self._logs[i], begins)) + gain
-            self._gains[i] += gain
-            if self._gains[i] <= 0.0:
-                self._gains[i], self._quiet[i] = 0.0, self._time
+        for i, (tail, mirrored, won) in enumerate(self._bets):
+            gain = won if (1.0 - p if mirrored else p) <= tail else LOST
+            more, less = self._logs[i], begins
+            if more < less:
+                more, less = less, more
+            self._logs[i] = more + math.log1p(math.exp(less - more)) + gain
+            gained = self._gains[i] + gain
+            if gained <= 0.0:
+                gained, self._quiet[i] = 0.0, self._time
+            self._gains[i] = gained
+        self._log_capital = None
         self.bets += 1
 
     @property
@@ -105,7 +112,9 @@ class Martingale:
     @property
     def log_capital(self) -> float:
         """The natural logarithm of the capital."""
-        return _log_sum((math.log(_waiting(self.bets)), *self._logs))
+        if self._log_capital is None:
+            self._log_capital = _log_sum((math.log(_waiting(self.bets)), *self._logs))
+        return self._log_capital
 
     @property
     def capital(self) -> float:
@@ -118,7 +127,6 @@ def _waiting(batches: int) -> float:
     return 1.0 / math.sqrt(1.0 + batches / PATIENCE)
 
 
-def _log_sum(logs: Iterable[float]) -> float:
-    logs = list(logs)
+def _log_sum(logs: Sequence[float]) -> float:
     most = max(logs)
     return most if most == -math.inf else most + math.log(sum(math.exp(one - most) for one in logs))

@@ -5,23 +5,21 @@ from __future__ import annotations
 import time
 import warnings
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from types import TracebackType
 from typing import Any, Protocol
 
-import torch
-from torch import Tensor
-
 from .._check_types import wrong_type
 from .._errors import unknown_name
-from ..layers import RobustBatchNorm
-from ..methods import Adapter, group_stages
+from ..methods import Adapter
 from . import signals
 from .batch import Batch
-from .collect import Collector
+from .collect import Collector, choose_layers
 from .record import Alarm, Record
 from .rollback import Snapshots
+from .served import Numbers, Reading, Served
 from .watch import Watch
 
 ACTIONS = ("pause", "rollback")
@@ -32,7 +30,7 @@ class Exporter(Protocol):
     """Takes the record of each batch somewhere."""
 
     def export(self, record: Record) -> None:
-        """Take one record. It is called in the thread that serves, so it must be quick."""
+        """Take one record. It is called in a thread that serves or asks the monitor, so it must be quick."""
 
     def close(self) -> None:
         """End: there are no more records."""
@@ -41,9 +39,13 @@ class Exporter(Protocol):
 class Monitor:
     """Watches an adapter: signals per batch, alarms with a false-alarm rate over the whole stream, actions.
 
-    Attached by its constructor; the code that serves stays as it is. It changes no prediction, waits for a GPU
-    once per batch, and reads the inputs of a few layers once. An error in it, in a callback or in an exporter
-    becomes a warning, and the prediction is returned.
+    Attached by its constructor; the code that serves stays as it is. It changes no prediction, does not wait for a GPU,
+    and reads the inputs of a few layers once. An error in it, in a callback or in an exporter becomes a warning, and
+    the prediction is returned.
+
+    On a GPU the numbers of a batch are computed at the end of its call, and are judged at the end of the next one, or
+    as soon as ``latest``, ``records``, ``alarms`` or ``threshold`` is read, or ``flush``, ``restart`` or ``close`` is
+    called. So callbacks, exporters, ``"pause"`` and ``"rollback"`` come one call later; see ``wait``.
 
     An alarm says that a signal is no longer exchangeable with that of the reference; see ``docs/deploying.md`` for what
     that means. Images that change without an attack raise one too. Where the method itself declares changes, which a
@@ -66,6 +68,10 @@ class Monitor:
         exporters: take each record somewhere; see ``medbn.monitor``.
         history: how many records ``monitor.records`` keeps.
         seed: of the choice between tied values.
+        wait: whether each call waits for its own numbers. With True an alarm acts before the next batch is served, and
+            the host waits for the GPU in every call. With False one more batch is served and adapted on before
+            ``"pause"`` or ``"rollback"``; a rollback takes that batch back too. None waits on a CPU alone, where there
+            is nothing to wait for. Users who must know about a batch before the next one call ``flush`` in between.
 
     >>> import torch, medbn
     >>> model = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3), torch.nn.BatchNorm2d(8), torch.nn.Flatten())
@@ -92,6 +98,7 @@ class Monitor:
         exporters: Sequence[Exporter] = (),
         history: int = 1000,
         seed: int = 0,
+        wait: bool | None = None,
     ) -> None:
         if not isinstance(adapter, Adapter):
             raise TypeError(f"a Monitor watches what medbn.adapt returns, got {type(adapter).__name__}.")
@@ -109,14 +116,16 @@ class Monitor:
             problem = wrong_type(count, "int")
             if problem or count < least[name]:
                 raise ValueError(f"{name} {problem or f'is a number of at least {least[name]}, got {count}.'}")
+        if wait is not None and not isinstance(wait, bool):
+            raise TypeError(f"wait is True, False or None, got {wait!r}.")
         if not isinstance(exporters, Sequence) or not all(hasattr(one, "export") for one in exporters):
             raise TypeError(f"exporters is a list of objects with export and close; got {exporters!r:.60}.")
         self.adapter = adapter
         self.exporters = tuple(exporters)
-        self.records: deque[Record] = deque(maxlen=history)
-        """The records of the last batches."""
-        self.alarms: list[Alarm] = []
-        """All alarms."""
+        self.wait = wait
+        self._records: deque[Record] = deque(maxlen=history)
+        self._alarms: list[Alarm] = []
+        self._served: Served | None = None
         self.batches = 0
         """How many batches were served since the monitor was attached."""
         self.rollbacks_left = rollbacks
@@ -129,19 +138,53 @@ class Monitor:
         self._warned: set[object] = set()
         self.layers = choose_layers(adapter, layers)
         with adapter.lock.held:
-            self._collector = Collector(adapter, self.layers, bounds, self._receive)
+            self._collector = Collector(adapter, self.layers, bounds, self._receive, self._notice_changes)
 
     # --- what users read and call -------------------------------------------------------------------------------------
 
     @property
+    def records(self) -> deque[Record]:
+        """The records of the last batches."""
+        self.flush()
+        return self._records
+
+    @property
+    def alarms(self) -> list[Alarm]:
+        """All alarms."""
+        self.flush()
+        return self._alarms
+
+    @property
     def latest(self) -> Record | None:
         """The record of the last batch; None before the first."""
-        return self.records[-1] if self.records else None
+        records = self.records
+        return records[-1] if records else None
 
     @property
     def threshold(self) -> float:
         """The evidence, as a logarithm to base 10, that raises an alarm."""
+        self.flush()
         return self._watch.threshold
+
+    def flush(self) -> None:
+        """Judge the last batch now if that is still to come: test it, act, record it and export it.
+
+        It waits for a call that another thread makes, and for the numbers of the batch.
+        """
+        if self._served is not None:
+            with self._between_calls():
+                pass
+
+    @contextmanager
+    def _between_calls(self) -> Iterator[None]:
+        """Let other threads wait, and judge the batch that is not judged yet, except inside a call of this thread."""
+        inside = self.adapter.lock.is_mine()  # where the state is not final
+        with self.adapter.lock.held:
+            if not inside:
+                self.adapter.roll_back()
+                self._notice_changes()
+                self._judge_served()
+            yield
 
     def restart(self, reference: int | Sequence[Record] | None = None) -> None:
         """Adapt again if an alarm had paused it, and watch with another reference from now on.
@@ -149,13 +192,16 @@ class Monitor:
         Args:
             reference: as for the constructor; by default as many batches from now on as the reference had.
         """
-        with self.adapter.lock.held:
+        with self._between_calls():
             self._watch.restart(self._watch.length if reference is None else reference)
             self.adapter.paused = False
 
     def close(self) -> None:
-        """Detach the monitor, and close its exporters. The adapter stays as it is."""
-        with self.adapter.lock.held:
+        """Judge the last batch if that is still to come, detach the monitor, and close its exporters.
+
+        Without an alarm at that batch, the adapter stays as it is.
+        """
+        with self._between_calls():
             self._collector.remove()
         for exporter in self.exporters:
             exporter.close()
@@ -169,29 +215,55 @@ class Monitor:
         self.close()
 
     def __repr__(self) -> str:
-        return f"<Monitor of {type(self.adapter).__name__}: {self.batches} batches, {len(self.alarms)} alarms>"
+        return f"<Monitor of {type(self.adapter).__name__}: {self.batches} batches, {len(self._alarms)} alarms>"
 
     # --- one batch ----------------------------------------------------------------------------------------------------
 
     def _receive(self, batch: Batch) -> None:
-        """Measure, test, act and export; called at the end of the adapter's call, inside its lock."""
+        """Measure a batch, and judge it or the one before; called at the end of the adapter's call, inside its lock.
+
+        What the signals read is computed here, from the state as it is now; only the numbers are read later.
+        """
+        paused, adapter = self.adapter.paused, self.adapter
         try:
-            values = self._measure(batch)
+            reading = Reading(self._measure(batch))
+            self._judge_served()  # may take a state back, so it comes before this batch's snapshot
             self.batches += 1
-            self._follow_declared_changes(values)
+            served = Served(self.batches, time.time(), paused, reading, adapter.state_changes, adapter.resets)
+            if self._snapshots is not None and not paused and not adapter.paused:
+                served.snapshot = self._snapshots.copy(self.batches)
+        except Exception as error:
+            self._warn("monitor", f"the monitor failed on a batch: {type(error).__name__}: {error}")
+            return
+        self._served = served
+        if reading.on_host if self.wait is None else self.wait:
+            self._judge_served()
+
+    def _notice_changes(self) -> None:
+        """Note whether the state was replaced since the last call; called where no call has changed it since."""
+        if self._served is not None and self.adapter.state_changes != self._served.changes:
+            self._served.replaced = True
+
+    def _judge_served(self) -> None:
+        """Read, test, record and export the batch that was served and is not judged yet, if there is one."""
+        served, self._served = self._served, None
+        if served is None:
+            return
+        try:
+            values = served.reading.read()
+            self._follow_declared_changes(served.number, values)
             collecting = self._watch.collecting
-            raised = self._watch.update(self.batches, values)
+            raised = self._watch.update(served.number, values)
             evidence, threshold = self._watch.evidence(), self._watch.threshold
-            paused = self.adapter.paused
-            found = tuple(self._alarm(name, evidence[name]) for name in raised)
+            found = tuple(self._alarm(served.number, name, evidence[name]) for name in raised)
             if found:
-                found = self._act(found)
-                self.alarms.extend(found)
-            elif self._snapshots is not None and not paused:
-                self._snapshots.take(self.batches)
-            state = "paused" if paused else "reference" if collecting else "watching"
-            record = Record(self.batches, time.time(), state, values, evidence, threshold, found)
-            self.records.append(record)
+                found = self._act(found, served)
+                self._alarms.extend(found)
+            elif self._snapshots is not None and served.snapshot is not None:
+                self._snapshots.keep(served.number, served.snapshot)
+            state = "paused" if served.paused else "reference" if collecting else "watching"
+            record = Record(served.number, served.time, state, values, evidence, threshold, found)
+            self._records.append(record)
         except Exception as error:
             self._warn("monitor", f"the monitor failed on a batch: {type(error).__name__}: {error}")
             return
@@ -202,9 +274,9 @@ class Monitor:
                 for alarm in found:
                     self._attempt(action, action, alarm)
 
-    def _measure(self, batch: Batch) -> dict[str, float]:
-        """Return the value of every signal; the only place that waits for a GPU."""
-        values: dict[str, Tensor | float] = {}
+    def _measure(self, batch: Batch) -> Numbers:
+        """Return the value of every signal, without waiting for a GPU."""
+        values: Numbers = {}
         for signal in self._signals:
             try:
                 value = signal.function(batch)
@@ -215,36 +287,36 @@ class Monitor:
                 values |= {f"{signal.name}/{layer}": one for layer, one in value.items()}
             elif value is not None:
                 values[signal.name] = value
-        tensors = {name: value for name, value in values.items() if isinstance(value, Tensor)}
-        if tensors:
-            values |= dict(zip(tensors, _read(list(tensors.values()), batch.images.device), strict=True))
-        return {name: float(value) for name, value in values.items()}
+        return values
 
-    def _follow_declared_changes(self, values: dict[str, float]) -> None:
+    def _follow_declared_changes(self, number: int, values: dict[str, float]) -> None:
         declared = values.get("declared_changes")
         if declared is None:
             return
         self._watch.divides_alpha = True
         if self._declared is not None and declared > self._declared:
-            self._changed = self.batches
+            self._changed = number
             self._watch.begin_period()
         self._declared = declared
 
     # --- alarms -------------------------------------------------------------------------------------------------------
 
-    def _alarm(self, name: str, evidence: float) -> Alarm:
+    def _alarm(self, number: int, name: str, evidence: float) -> Alarm:
         onset = self._watch.quiet_until(name) + 1
-        return Alarm(self.batches, name, onset, evidence, declared_change=self._changed >= onset)
+        return Alarm(number, name, onset, evidence, declared_change=self._changed >= onset)
 
-    def _act(self, alarms: Sequence[Alarm]) -> tuple[Alarm, ...]:
+    def _act(self, alarms: Sequence[Alarm], served: Served) -> tuple[Alarm, ...]:
         """Do what is to be done at these alarms of one batch; return them with what was done."""
         text = ""
-        if self._snapshots is not None and self.rollbacks_left > 0 and not self.adapter.paused:
-            self.rollbacks_left -= 1
-            number = self._snapshots.return_to(min(alarm.onset for alarm in alarms) - 1)
+        if self._snapshots is not None and self.rollbacks_left > 0 and not served.paused:
+            if served.replaced or self.adapter.resets != served.resets:
+                text = "the state was replaced meanwhile"  # by one that has not seen this batch
+            else:
+                self.rollbacks_left -= 1
+                number = self._snapshots.return_to(min(alarm.onset for alarm in alarms) - 1)
+                text = f"rolled back to batch {number}" if number else "reset to the source model"
             self._watch.rearm()
-            text = f"rolled back to batch {number}" if number else "reset to the source model"
-        elif any(action in ACTIONS for action in self._actions) and not self.adapter.paused:
+        elif any(action in ACTIONS for action in self._actions) and not (served.paused or self.adapter.paused):
             self.adapter.paused = True
             text = "paused"
         return tuple(replace(alarm, action=text) for alarm in alarms)
@@ -263,33 +335,9 @@ class Monitor:
             warnings.warn(text, stacklevel=2)
 
 
-def _read(tensors: list[Tensor], device: torch.device) -> list[float]:
-    """Return the values of tensors of one number each, waiting for the device once and starting few kernels."""
-    places: dict[torch.dtype, list[int]] = {}
-    for place, tensor in enumerate(tensors):
-        places.setdefault(tensor.dtype, []).append(place)
-    groups = [torch.stack([tensors[k].detach().reshape(()).to(device) for k in group]) for group in places.values()]
-    values = torch.cat([group.to(torch.float64) for group in groups]).tolist()
-    order = [place for group in places.values() for place in group]
-    return [value for _, value in sorted(zip(order, values, strict=True))]
-
-
 def _check_actions(on_alarm: Action | Sequence[Action]) -> list[Action]:
     actions: list[Action] = [on_alarm] if isinstance(on_alarm, str) or callable(on_alarm) else list(on_alarm or ())
     for action in actions:
         if not callable(action) and action not in ACTIONS:
             raise unknown_name("on_alarm", action, ACTIONS)
     return actions
-
-
-def choose_layers(adapter: Adapter, names: Iterable[str] | None) -> dict[str, RobustBatchNorm]:
-    """Return the layers to read in the order of the model: the first and the last of each stage, or those named."""
-    every = list(adapter.layers)
-    if names is None:
-        chosen = {*every[:1], *(stage[-1] for stage in group_stages(every))}
-    else:
-        chosen = {names} if isinstance(names, str) else set(names)
-        for name in chosen:
-            if name not in adapter.layers:
-                raise unknown_name("layer", name, every)
-    return {name: adapter.layers[name] for name in every if name in chosen}

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import deque
 from typing import Any
 
+import torch
+
 from ..methods import Adapter
 
 
@@ -21,10 +23,13 @@ class Snapshots:
         self.adapter, self.every = adapter, every
         self._kept: deque[tuple[int, dict[str, Any]]] = deque(maxlen=keep)
 
-    def take(self, batch: int) -> None:
-        """Take a snapshot after a batch if it is time for one."""
-        if batch % self.every == 0:
-            self._kept.append((batch, self.adapter.snapshot()))
+    def copy(self, batch: int) -> dict[str, Any] | None:
+        """Return a snapshot after a batch if it is time for one, to be kept once the batch is known to be good."""
+        return self.adapter.snapshot() if batch % self.every == 0 else None
+
+    def keep(self, batch: int, snapshot: dict[str, Any]) -> None:
+        """Keep the snapshot from after a good batch."""
+        self._kept.append((batch, snapshot))
 
     def return_to(self, batch: int) -> int:
         """Restore the newest snapshot that is not younger than ``batch``; drop those that are; return its batch.
@@ -33,9 +38,10 @@ class Snapshots:
         """
         while self._kept and self._kept[-1][0] > batch:
             self._kept.pop()
-        if not self._kept:
-            self.adapter.reset()
-            return 0
-        number, snapshot = self._kept[-1]
-        self.adapter.restore(snapshot)
+        number, snapshot = self._kept[-1] if self._kept else (0, None)
+        with torch.inference_mode(False):  # what is restored is learned from later
+            if snapshot is None:
+                self.adapter.reset()
+            else:
+                self.adapter.restore(snapshot)
         return number

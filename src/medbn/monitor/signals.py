@@ -131,7 +131,7 @@ def outliers(batch: Batch) -> Number | None:
 @register("isolated", side="above", about="share of the images without a finite prediction")
 def isolated(batch: Batch) -> Number | None:
     """Return the share of images whose logits are not finite."""
-    return None if batch.predictions is None else batch.share(~batch.predictions.images)
+    return None if batch.predicted is None else batch.share(~batch.predicted)
 
 
 @register("out_of_range", side="above", about="share of the images with values outside of the bounds")
@@ -140,7 +140,8 @@ def out_of_range(batch: Batch) -> Number | None:
     if batch.bounds is None or not batch.images.is_floating_point():
         return None
     values = batch.images.flatten(1)
-    low, high = values.amin(dim=1), values.amax(dim=1)  # torch.aminmax is several times slower on a CPU
+    # torch.aminmax is several times slower on a CPU, and reads the images once on a GPU
+    low, high = values.aminmax(dim=1) if values.is_cuda else (values.amin(dim=1), values.amax(dim=1))
     return batch.share(~((low >= batch.bounds[0]) & (high <= batch.bounds[1])))
 
 
@@ -154,7 +155,11 @@ def source_distance(batch: Batch) -> dict[str, Number]:
     """Return for each layer how far the median over images is from the source mean, over channels as ``pressure``."""
     values: dict[str, Number] = {}
     for moments in batch.moments:
-        values |= _distances_from_source(moments, moments.split(moments.centre))
+        if moments.source is not None:
+            moved = (moments.centre - moments.source.mean) / moments.scale
+            values |= root_mean_square(moments.split(moved))
+        else:
+            values |= _distances_from_source(moments, moments.split(moments.centre))
     return values
 
 
@@ -181,8 +186,8 @@ def classes(batch: Batch) -> Number | None:
     means = batch.prediction_means
     if means is None:
         return None
-    plogp: Tensor = torch.special.xlogy(means.probabilities, means.probabilities)
-    return -plogp.sum()
+    terms: Tensor = torch.special.entr(means.probabilities)
+    return terms.sum()
 
 
 # --- the adapter ------------------------------------------------------------------------------------------------------
@@ -194,7 +199,7 @@ def parameter_drift(batch: Batch) -> Number | None:
     learned, source = batch.adapter.learned, batch.adapter.source_state.get("learned", {})
     if not learned:
         return None
-    now = [parameter.detach() for parameter in learned.values()]
+    now: list[Tensor] = list(learned.values())
     before = [source[name] for name in learned]
     moved = torch._foreach_sub(now, before)
     norms = torch.stack([norm.to(now[0].device) for norm in torch._foreach_norm([*moved, *before])])

@@ -108,10 +108,10 @@ class Watch:
             for name, test in self._tests.items():
                 test.observe(values.get(name, math.nan), batch)
             return []
-        raised = []
+        raised, threshold = [], self.threshold
         for name, test in self._tests.items():
             test.update(values.get(name, math.nan), batch)
-            if name not in self._raised and self._log10(test) >= self.threshold:
+            if name not in self._raised and self._log10(test) >= threshold:
                 self._raised.add(name)
                 raised.append(name)
         return raised
