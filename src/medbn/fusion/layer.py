@@ -18,7 +18,8 @@ from .._few_values import has_many_values
 from .._normalise import KernelNormalised, choose_spec, compose, needs_function
 from ..layers import RobustBatchNorm
 
-_any_global_hook: Any = torch.nn.modules.module._has_any_global_hook
+_HOOKS = ("forward_hooks", "forward_pre_hooks", "backward_hooks", "backward_pre_hooks")
+_OF_ALL_MODULES: list[Any] = [getattr(nn.modules.module, f"_global_{kind}") for kind in _HOOKS]
 
 
 def normalise_add_relu(
@@ -57,7 +58,7 @@ def normalise_add_relu(
 def _is_hooked(module: nn.Module) -> bool:
     """Return whether somebody wants to know of calls of a module, or has replaced its forward."""
     hooks = module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks
-    return bool(hooks) or "forward" in vars(module) or bool(_any_global_hook())
+    return bool(hooks) or "forward" in vars(module) or any(_OF_ALL_MODULES)
 
 
 def _activate(layer: RobustBatchNorm, x: Tensor, residual: Tensor | None) -> Tensor | None:
