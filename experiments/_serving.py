@@ -11,12 +11,13 @@ from torch import Tensor, nn
 from medbn import cli, models
 
 
-def read_options(doc: str | None, rounds: int) -> argparse.Namespace:
+def read_options(doc: str | None, rounds: int, profile: str | None = None) -> argparse.Namespace:
     """Return the arguments of the command line.
 
     Args:
         doc: the docstring of the experiment.
         rounds: the default number of rounds.
+        profile: what ``--profile`` does; None for an experiment without it.
     """
     parser = cli.Parser(description=(doc or "").split("\n")[0])
     parser.add_argument("--model", default="resnet26", help="a name from medbn.models.available()")
@@ -25,6 +26,8 @@ def read_options(doc: str | None, rounds: int) -> argparse.Namespace:
     parser.add_argument("--rounds", type=cli.positive_int, default=rounds)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--json", type=Path, metavar="FILE")
+    if profile is not None:
+        parser.add_argument("--profile", action="store_true", help=profile)
     return parser.parse_args()
 
 

@@ -2,10 +2,12 @@
 
     python experiments/monitor_cost.py --json monitor-cost-cpu.json
     python experiments/monitor_cost.py --model resnet50 --size 224 --images 64 --device cuda
+    python experiments/monitor_cost.py --model resnet50 --size 224 --images 64 --device cuda --profile
 
 Weights are random, which takes the same time. In every round each adapter serves the same images, in alternating
 order. A ratio is of two neighbouring calls, with a monitor and without; on a CPU, of the time that this process
-computed, which other processes do not add to.
+computed, which other processes do not add to. ``--profile`` shows instead what the monitor adds: kernels with their
+time on the GPU, operations on a CPU, and the time until a call returns, which is all that the host does.
 """
 
 from __future__ import annotations
@@ -15,8 +17,10 @@ import json
 import statistics
 import sys
 import time
+from collections import defaultdict
 
 import torch
+from torch.profiler import ProfilerActivity, profile
 
 import medbn
 from _serving import make_inputs, read_options
@@ -24,11 +28,15 @@ from medbn import cli
 from medbn.bench import Place, machine_facts
 from medbn.methods import Adapter
 
+SHOWN = 15
+"""How many kernels ``--profile`` shows."""
+PROFILED = 5
+"""How many calls it takes the average of."""
 METHODS = [("tebn", "mean"), ("tebn", "median"), ("tent", "median"), ("past", "image_median@0.5")]
 
 
 def main() -> None:
-    options = read_options(__doc__, rounds=15)
+    options = read_options(__doc__, rounds=15, profile="show which kernels the monitor adds, and how many")
     model, images = make_inputs(options)
     machine, rows = machine_facts(Place(device=options.device)), []
     print(
@@ -38,6 +46,10 @@ def main() -> None:
         plain = medbn.adapt(model, method, estimator)
         watched = copy.deepcopy(plain)
         medbn.Monitor(watched, reference=2)
+        if options.profile:
+            print(f"{method} {estimator}")
+            profile_monitor(plain, watched, images)
+            continue
         ratios, times = [], []
         for number in range(options.rounds + 3):
             order = (plain, watched) if number % 2 else (watched, plain)
@@ -49,7 +61,7 @@ def main() -> None:
         row = {"method": method, "estimator": estimator, "ms": 1000 * statistics.median(times), "ratios": ratios}
         rows.append(row)
         print(f"{method:6} {estimator:18} {row['ms']:8.1f} ms  ratio {middle:.3f} (quartiles {low:.3f} to {high:.3f})")
-    if options.json:
+    if options.json and not options.profile:
         options.json.write_text(
             json.dumps({"facts": machine, "settings": {**vars(options), "json": None}, "rows": rows})
         )
@@ -66,6 +78,51 @@ def time_call(adapter: Adapter, images: torch.Tensor) -> float:
     start = time.process_time()
     adapter(images)
     return time.process_time() - start
+
+
+def profile_monitor(plain: Adapter, watched: Adapter, images: torch.Tensor) -> None:
+    """Print what a watched adapter launches more than one without a monitor, which uses no CUDA graph here either."""
+    plain.graph = False
+    before, after = (list_kernels(adapter, images) for adapter in (plain, watched))
+    names = sorted(before.keys() | after.keys())
+    added = {name: [a - b for a, b in zip(after[name], before[name], strict=True)] for name in names}
+    unit = "launches" if images.is_cuda else "operations"
+    count, ms = (sum(values[k] for values in added.values()) for k in range(2))
+    host = [
+        1000 * statistics.median(time_host(adapter, images) for _ in range(PROFILED)) for adapter in (plain, watched)
+    ]
+    print(f"  {count:+.1f} {unit} and {ms:+.3f} ms per batch; until a call returns, {host[0]:.2f} to {host[1]:.2f} ms")
+    for name in sorted(names, key=lambda name: -added[name][1])[:SHOWN]:
+        print(f"  {added[name][1]:+8.3f} ms {added[name][0]:+6.1f}  {name[:100]}")
+
+
+def list_kernels(adapter: Adapter, images: torch.Tensor) -> dict[str, list[float]]:
+    """Return how often each kernel runs in a call, and its milliseconds; on a CPU, of operations."""
+    activities = [ProfilerActivity.CUDA if images.is_cuda else ProfilerActivity.CPU]
+    for _ in range(PROFILED):
+        adapter(images)
+    with profile(activities=activities) as profiled:
+        for _ in range(PROFILED):
+            adapter(images)
+        if images.is_cuda:
+            torch.cuda.synchronize()
+    found: dict[str, list[float]] = defaultdict(lambda: [0.0, 0.0])
+    for event in profiled.key_averages():
+        on_gpu = event.device_type == torch.autograd.DeviceType.CUDA
+        if on_gpu == images.is_cuda:
+            taken = event.self_device_time_total if on_gpu else event.self_cpu_time_total
+            found[event.key][0] += event.count / PROFILED
+            found[event.key][1] += taken / 1000 / PROFILED
+    return found
+
+
+def time_host(adapter: Adapter, images: torch.Tensor) -> float:
+    """Return the seconds until a call returns, which on a GPU is before its kernels have run."""
+    if images.is_cuda:
+        torch.cuda.synchronize()
+    start = time.perf_counter()
+    adapter(images)
+    return time.perf_counter() - start
 
 
 if __name__ == "__main__":

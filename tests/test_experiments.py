@@ -329,6 +329,17 @@ def test_the_time_that_the_monitor_takes_is_a_ratio(monkeypatch, capsys, tmp_pat
 
 
 @pytest.mark.slow
+def test_a_profile_shows_the_operations_that_the_monitor_adds(monkeypatch, capsys):
+    arguments = ["--model", "resnet-small", "--images", "4", "--size", "8", "--profile", "--device", "cpu"]
+    assert run(monkeypatch, "monitor_cost.py", *arguments) == 0
+    lines = capsys.readouterr().out.splitlines()
+    counts = [float(line.split()[0]) for line in lines if "operations" in line]
+    assert len(counts) == 4
+    assert min(counts) > 100  # with those that operations call
+    assert [line.split()[2] for line in lines if line.endswith("aten::sort")] == ["+2.0"] * 4
+
+
+@pytest.mark.slow
 def test_a_stream_under_attack_is_measured_once_and_drawn_from_its_record(monkeypatch, capsys, tmp_path):
     pytest.importorskip("matplotlib")
     assert run(monkeypatch, "attacked_stream.py", "--batches", "8", "--steps", "2", "--json", "s.json") == 0
