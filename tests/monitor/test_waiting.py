@@ -220,6 +220,27 @@ def test_a_model_that_asks_during_a_call_gets_what_is_judged():
     assert asked == [None, None, 1]
 
 
+def test_an_adapter_without_a_lock_is_asked_like_any_other():
+    adapter = medbn.adapt(network(), "tent", lock=False)
+    with medbn.Monitor(adapter, wait=False) as monitor:
+        for count, images in enumerate(stream(3), start=1):
+            adapter(images)
+            assert monitor.latest.batch == count
+
+
+def test_buffers_that_were_made_in_inference_mode_are_read():
+    adapter = medbn.adapt(network(), "tebn", "median")
+    with torch.inference_mode():
+        adapter.layers["0.1"].running_var = adapter.layers["0.1"].running_var.clone()
+    monitor = medbn.Monitor(adapter)
+    expected, known = watched("tebn")
+    images = stream(1)[0]
+    adapter(images)
+    expected(images)
+    assert adapter.layers["0.1"].running_var.is_inference()
+    assert monitor.latest.signals == pytest.approx(known.latest.signals)
+
+
 def test_a_rollback_under_inference_mode_leaves_a_state_that_learns():
     adapter, monitor, _, _, _ = serve(False, "sema", batches=[], actions=["rollback"], snapshot_every=1)
     with torch.inference_mode():
@@ -277,11 +298,13 @@ def test_source_statistics_that_are_loaded_are_used_at_once():
 
 @pytest.mark.gpu
 def test_on_a_gpu_the_numbers_come_one_call_later_and_are_the_same():
-    _, waiting, _, _, _ = serve(True)
+    batches = attacked_stream()
+    batches[5][0] = math.nan  # isolated on both
+    _, waiting, _, _, _ = serve(True, batches=batches)
     kept = Kept()
     adapter = medbn.adapt(network().cuda(), "tebn", "median", graph=False)
     monitor = medbn.Monitor(adapter, reference=20, exporters=[kept])
-    for images in attacked_stream():
+    for images in batches:
         adapter(images.cuda())
     assert len(kept.records) == 35
     for record, expected in zip(monitor.records, waiting.records, strict=True):
