@@ -7,6 +7,7 @@ import re
 import textwrap
 from collections.abc import Mapping
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from .._check_types import wrong_type
 
@@ -27,8 +28,26 @@ class Options(dict[str, Any]):
         )
 
 
-def explain(method: type) -> dict[str, str]:
+def explain(method: type) -> Mapping[str, str]:
     """Return what each option means, from the sections "Args" of a class and of those that it derives from."""
+    if method not in _meanings:
+        _meanings[method] = _find_meanings(method)
+    return _meanings[method]
+
+
+def parameters_of(method: type) -> Mapping[str, inspect.Parameter]:
+    """Return the options of a class by name, its own first."""
+    if method not in _parameters:
+        _parameters[method] = _find_parameters(method)
+    return _parameters[method]
+
+
+# Found once per class: they never change, and adapters are made often.
+_meanings: WeakKeyDictionary[type, dict[str, str]] = WeakKeyDictionary()
+_parameters: WeakKeyDictionary[type, dict[str, inspect.Parameter]] = WeakKeyDictionary()
+
+
+def _find_meanings(method: type) -> dict[str, str]:
     about: dict[str, str] = {}
     for base in method.__mro__:
         section = re.split(r"^ *Args: *$", inspect.cleandoc(vars(base).get("__doc__") or ""), maxsplit=1, flags=re.M)
@@ -41,8 +60,7 @@ def explain(method: type) -> dict[str, str]:
     return {name: about[name] for name in parameters_of(method) if name in about}
 
 
-def parameters_of(method: type) -> dict[str, inspect.Parameter]:
-    """Return the options of a class by name, its own first."""
+def _find_parameters(method: type) -> dict[str, inspect.Parameter]:
     found: dict[str, inspect.Parameter] = {}
     for base in method.__mro__:
         if "__init__" not in vars(base):
