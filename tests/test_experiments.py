@@ -14,6 +14,8 @@ import torch
 
 from medbn import bench, estimators
 
+from .tiers import slow
+
 FOLDER = Path(__file__).parents[1] / "experiments"
 
 
@@ -259,7 +261,7 @@ def test_eager_speed_fills_its_tables_within_a_budget(monkeypatch, capsys, tmp_p
     assert "NAME@BxS" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("more", ["--estimator mean,median --fuse off,on --json x.json", "--profile median"])
+@pytest.mark.parametrize("more", ["--profile median", *slow("--estimator mean,median --fuse off,on --json x.json")])
 def test_the_attack_loop_is_timed_and_profiled(more, monkeypatch, capsys, tmp_path):
     tiny = "--device cpu --model resnet-small --images 8 --size 16 --malicious 2 --steps 2 --rounds 1"
     assert not run(monkeypatch, "cuda_graph_attack.py", *tiny.split(), *more.split())

@@ -115,6 +115,7 @@ def test_plain_models_of_synchronised_layers_and_of_layer_norm(batches):
     torch.testing.assert_close(plain(batches[1]), adapter(batches[1]))
 
 
+@pytest.mark.slow
 def test_adapters_are_not_exported(batches):
     with pytest.raises(Exception):  # noqa: B017, PT011 - what torch raises there is torch's own affair
         torch.export.export(medbn.adapt(network(None), "tent"), (batches[0],))

@@ -10,6 +10,8 @@ import pytest
 
 from medbn import analysis
 
+from ..tiers import slow
+
 RESULTS = Path(__file__).parents[2] / "results" / "figures"
 NAMES = ("entropy-gradient", "examples", "filters", "illustration", "landscape", "shift", "timeline", "tsne")
 STACKED = {"entropy-gradient": 2, "illustration": 3, "landscape": 3, "shift": 4}
@@ -75,10 +77,7 @@ def test_texts_are_inside_the_figure_and_apart(draw, name, width):
         assert min(beside, below) < 2, (first, second)
 
 
-@pytest.mark.parametrize(
-    "name",
-    [pytest.param(name, marks=pytest.mark.slow if name in ("entropy-gradient", "shift") else ()) for name in STACKED],
-)
+@pytest.mark.parametrize("name", ["illustration", "landscape", *slow("entropy-gradient", "shift")])
 def test_panels_are_below_each_other_in_a_column(name):
     figure_class = pytest.importorskip("matplotlib.figure").Figure
     titles, lines = {}, {}

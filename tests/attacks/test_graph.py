@@ -16,6 +16,7 @@ from medbn.cuda_graphs import CaptureError, Graph
 from ..methods.conftest import Waiting, small_model
 from ..methods.table import assert_same, make, state
 from ..simulated_graphs import simulate_graphs
+from ..tiers import slow
 from .conftest import Linear
 
 MALICIOUS = slice(7, 10)
@@ -120,8 +121,7 @@ def test_a_weight_that_changes_from_batch_to_batch_is_not_replayed(options, mode
 @pytest.mark.parametrize(
     "options",
     [
-        {"restarts": 3, "start": "random"},
-        {"check_every": 2, "objective": Targeted(1)},
+        *slow({"restarts": 3, "start": "random"}, {"check_every": 2, "objective": Targeted(1)}),
         {"check_every": 3, "restarts": 2},
         {"alignment": 1.0, "gradient": "smooth", "knowledge": "semi"},
     ],

@@ -9,6 +9,7 @@ import pytest
 import medbn
 from medbn import bench, data, models
 
+from ..tiers import slow
 from .stored import stored_metrics
 
 
@@ -93,7 +94,7 @@ def test_numbers_are_those_of_the_library(tmp_path, tiny):
         assert batch["wrong_without"] == round(outcome.harm_without() * 24)
 
 
-@pytest.mark.parametrize("scenario", ["instant", "cumulative"])
+@pytest.mark.parametrize("scenario", ["cumulative", *slow("instant")])
 def test_the_warm_up_is_served_without_attack(tmp_path, tiny, scenario):
     changes = {"methods": ("sema",), "estimators": ("median",), "batches": 3, "scenario": scenario}
     whole = replace(tiny, **changes)

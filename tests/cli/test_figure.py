@@ -24,6 +24,7 @@ def test_the_list_names_every_figure(capsys):
     assert [line.split()[0] for line in lines] == analysis.available()
 
 
+@pytest.mark.slow
 def test_numbers_alone_need_no_drawing(folder, capsys, monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "matplotlib", None)
     assert cli.main(["figure", "shift", *QUICK, "--json", "a.json", "--csv", "a.csv"]) == 0

@@ -14,6 +14,7 @@ from medbn.data import corruptions
 from medbn.data.corruptions import GROUPS, NAMES, SEVERITIES
 from medbn.data.corruptions.base import interpolate
 
+from ..tiers import slow
 from .images import photographs
 
 # Under the published constants of these three, damage in the sense of PSNR does not grow with severity: glass gets
@@ -74,15 +75,11 @@ def test_grey_and_oblong_images(name, shape):
 
 
 # Severities 3 and 4 of ImageNet-C's fog have the same strength, and differ in roughness alone.
-MONOTONE = [
-    pytest.param(name, size, marks=() if size == 32 else pytest.mark.slow)
-    for name in NAMES
-    for size in (32, 224)
-    if name not in NOT_MONOTONE and (name, size) != ("fog", 224)
-]
+MONOTONE = [name for name in NAMES if name not in NOT_MONOTONE]
+SIZES = [*((name, 32) for name in MONOTONE), *slow(*((name, 224) for name in MONOTONE if name != "fog"))]
 
 
-@pytest.mark.parametrize(("name", "size"), MONOTONE)
+@pytest.mark.parametrize(("name", "size"), SIZES)
 def test_damage_grows_with_severity(name, size):
     images = photographs(size, 24 if size == 32 else 6)
     quality = [psnr(corrupt(images, name, severity), images) for severity in SEVERITIES]

@@ -15,6 +15,8 @@ import torch
 from medbn import data, models
 from medbn.data.extract import extract
 
+from ..tiers import slow
+
 pytest.importorskip("hypothesis")
 Image = pytest.importorskip("PIL.Image")
 from hypothesis import given  # noqa: E402
@@ -214,12 +216,10 @@ def npz():
     return file.getvalue()
 
 
-SLOW = ("a header nested too deeply", "an image of 400 million pixels", "an archive of zeros")
+SLOW = {"a header nested too deeply", "an image of 400 million pixels", "an archive of zeros"}
 
 
-@pytest.mark.parametrize(
-    "case", [pytest.param(case, marks=pytest.mark.slow if case in SLOW else ()) for case in HOSTILE]
-)
+@pytest.mark.parametrize("case", [*(case for case in HOSTILE if case not in SLOW), *slow(*sorted(SLOW))])
 def test_a_small_file_cannot_exhaust_memory_or_raise_another_error(case, tmp_path):
     reader, content, words = HOSTILE[case]
     content = content()

@@ -118,7 +118,7 @@ def check_abs_median(x: Tensor, centre: Tensor) -> None:
     assert torch.equal(position, where)
 
 
-@with_each_isa("kind", KINDS, essential=("random", "two_values", "huge_many", "squares_overflow"))
+@with_each_isa("kind", KINDS, essential=("random", "huge_many"))
 @last_or_not
 def test_medians_are_exact_and_moments_close(isa: str, kind: str, last: bool) -> None:
     for shape in (*SHAPES, LONG):
@@ -181,7 +181,7 @@ def sampled_positions(n: int) -> Tensor:
     return torch.cat(positions).unique()
 
 
-@with_each_isa("value", (-1e30, 7.0, 50.0), essential=(7.0,))
+@with_each_isa("value", (-1e30, 7.0, 50.0), essential=())
 @last_or_not
 def test_a_sample_chosen_by_an_attacker_changes_nothing(isa: str, value: float, last: bool) -> None:
     n = 30_000

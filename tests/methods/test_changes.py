@@ -14,6 +14,7 @@ from medbn.methods._memories import Memories, approach
 from medbn.methods._memory_settings import Settings
 
 from ..simulated_graphs import simulate_graphs
+from ..tiers import slow
 from .table import assert_same, make, state
 
 # Few images are enough for a test that tolerates no malicious ones and many false alarms.
@@ -210,7 +211,7 @@ def test_no_prediction_depends_on_others_where_no_change_is_declared(poison, mod
     torch.testing.assert_close(torch.cat([tta(part) for part in x[:60].split(10)]), expected[:60])
 
 
-@pytest.mark.parametrize("value", [0.5, -20.0, *(pytest.param(v, marks=pytest.mark.slow) for v in (0.0, 1.0, 20.0))])
+@pytest.mark.parametrize("value", [0.5, -20.0, *slow(0.0, 1.0, 20.0)])
 def test_a_minority_raises_no_alarm_with_any_images_in_a_long_stream(value, model):
     tta = detector(model)
     for number in range(40):
@@ -292,7 +293,7 @@ def test_a_batch_pulls_a_memory_by_a_bounded_amount(model):
     torch.testing.assert_close(moved.max(), torch.tensor(weight * 0.3), rtol=1e-3, atol=0.0)
 
 
-@pytest.mark.parametrize("share", [0.45, *(pytest.param(s, marks=pytest.mark.slow) for s in (0.1, 0.3))])
+@pytest.mark.parametrize("share", [0.45, *slow(0.1, 0.3)])
 def test_owned_batches_keep_a_memory_within_a_part_of_the_bound(share):
     owned = torch.rand(4000, generator=torch.Generator().manual_seed(0)) < share
     average, bound, places = torch.tensor(0.0), torch.tensor(0.3), []

@@ -16,6 +16,7 @@ from medbn.cuda_graphs import CAPACITY, CaptureError
 from medbn.methods import _graph as forward
 
 from ..simulated_graphs import SimulatedGraph, simulate_graphs
+from ..tiers import slow
 from .conftest import Waiting, small_model
 from .table import LEARNING, assert_same, combine, make, state
 
@@ -215,7 +216,7 @@ def test_methods_that_learn_replay_both_passes(method, steps, model, batches, ca
 
 
 @pytest.mark.parametrize("statistics", ["both", "batch", "memory"])
-@pytest.mark.parametrize("estimator", ["image_median@0.5", "mean"])
+@pytest.mark.parametrize("estimator", ["image_median@0.5", *slow("mean")])
 def test_sotta_replays_the_passes_over_its_memory(statistics, estimator, model, batches, captured):
     options = {"statistics": statistics, "confidence": 0.2, "capacity": 24}
     tta, plain = (make(model, "sotta", estimator, **options, graph=graph) for graph in (True, False))

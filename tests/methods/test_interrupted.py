@@ -14,6 +14,7 @@ import torch
 import medbn
 from medbn._layer_settings import overrides_lock
 
+from ..tiers import slow
 from .table import METHODS, assert_same, every_method, make, state
 
 FILES = (str(Path(medbn.__file__).parent), str(Path(torch.optim.__file__).parent), "contextlib.py")
@@ -100,7 +101,7 @@ def test_an_exception_at_many_lines_changes_nothing(method, model, batches):
     interrupt_everywhere(method, model, batches, 67, predict="after")
 
 
-@pytest.mark.parametrize("method", ["tebn", "sema", "sotta"])
+@pytest.mark.parametrize("method", ["sema", *slow("tebn", "sotta")])
 def test_an_exception_at_any_line_of_a_surrogate_changes_nothing(method, model, batches):
     tta = make(model, method)
     tta(batches[0])

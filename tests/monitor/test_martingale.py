@@ -5,6 +5,8 @@ import pytest
 
 from medbn.monitor import Martingale
 
+from ..tiers import slow
+
 
 def false_alarms(draw, threshold, streams, length, reference=20, side="both"):
     """How many streams without a change reach a capital of ``threshold`` at any time."""
@@ -27,7 +29,7 @@ DRAWS = {
 }
 
 
-@pytest.mark.parametrize("name", DRAWS)
+@pytest.mark.parametrize("name", ["normal", *slow(*(name for name in DRAWS if name != "normal"))])
 def test_streams_without_a_change_reach_c_with_probability_at_most_1_over_c(name):
     """Ville's inequality. With 60 streams and 1/c = 0.1, more than 13 has a probability below 0.3 %."""
     assert false_alarms(DRAWS[name], threshold=10.0, streams=60, length=150) <= 13

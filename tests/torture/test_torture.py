@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from ..tiers import slow
+
 for module in ("PIL", "safetensors"):
     pytest.importorskip(module)
 
@@ -36,7 +38,7 @@ SLOW = [
 INTERRUPTS_COVERAGE = "an exception within coverage's own code leaves its lock locked, and the next line waits for ever"
 
 
-@pytest.mark.parametrize(("kind", "trials"), [*FAST, *(pytest.param(*each, marks=pytest.mark.slow) for each in SLOW)])
+@pytest.mark.parametrize(("kind", "trials"), [*FAST, *slow(*SLOW)])
 def test_a_few_trials(kind, trials):
     if kind == "interrupts" and "COVERAGE_RUN" in os.environ:
         pytest.skip(INTERRUPTS_COVERAGE)
