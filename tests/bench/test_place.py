@@ -14,11 +14,12 @@ from .stored import stored_metrics
 
 def test_deterministic_settings_are_restored():
     def settings():
-        return torch.are_deterministic_algorithms_enabled(), torch.get_num_threads(), torch.backends.cudnn.benchmark
+        algorithms = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+        return *algorithms, torch.get_num_threads(), torch.backends.cudnn.benchmark
 
     before = settings()
     with bench.deterministic(bench.Place(threads=1)):
-        assert settings() == (True, 1, False)
+        assert settings() == (True, True, 1, False)
     assert settings() == before
 
 

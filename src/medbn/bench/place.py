@@ -43,22 +43,22 @@ def deterministic(place: Place) -> Iterator[None]:
     continued would then change its bits. Uninitialised memory is not filled with NaN, which torch does by default in
     this mode: nothing reads that memory, and filling it costs one more write of every activation.
     """
-    algorithms = torch.are_deterministic_algorithms_enabled()
-    warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
+    mode = torch.get_deterministic_debug_mode()
     cudnn_deterministic, cudnn_benchmark = torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark
     threads = torch.get_num_threads()
     memory: Any = torch.utils.deterministic
     fill = memory.fill_uninitialized_memory
     memory.fill_uninitialized_memory = False
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    torch.use_deterministic_algorithms(True, warn_only=True)
+    # The same as use_deterministic_algorithms(True, warn_only=True), which also imports torch's compiler: one second.
+    torch.set_deterministic_debug_mode("warn")
     torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = True, False
     if place.threads:
         torch.set_num_threads(place.threads)
     try:
         yield
     finally:
-        torch.use_deterministic_algorithms(algorithms, warn_only=warn_only)
+        torch.set_deterministic_debug_mode(mode)
         torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = cudnn_deterministic, cudnn_benchmark
         torch.set_num_threads(threads)
         memory.fill_uninitialized_memory = fill

@@ -122,7 +122,7 @@ def _weights_hint(setting: Setting, path: Path) -> str:
     clean = setting.clean or (source.clean if source and source.corrupted else setting.data)
     named = setting.weights is not None
     fetch = "" if path.stem not in models.WEIGHTS else f"get it: medbn models fetch {path.stem}; or "
-    give = "name another file" if named else "give medbn run a file with --weights"
+    give = "name another file" if named else "give a file with --weights"
     if setting.model not in models.available() or clean is None:
         return fetch + give
     out = path.with_suffix(".safetensors")  # the only format that medbn train writes
