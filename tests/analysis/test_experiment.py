@@ -11,13 +11,15 @@ from medbn import analysis
 from medbn.analysis.experiment import one_per_stage, visit_layers
 from medbn.bench import Store, StoreError
 
+from .conftest import state_values
+
 
 def counted(settings, store):
     """An experiment, and the list of the attacks that it ran."""
     crafted = []
     experiment = analysis.Experiment(
-        settings, store=store, on_step=lambda what, done, of: crafted.append(what) if done == of else None
-    )
+        settings, store=store, on_step=lambda what, done, of: crafted.append(what) if done == of > 1 else None
+    )  # a batch that is kept is a single step
     return experiment, crafted
 
 
@@ -90,6 +92,27 @@ def test_a_store_with_another_table_of_that_name_is_refused(tmp_path):
 def test_a_batch_beyond_the_stream_is_an_error(experiment):
     with pytest.raises(ValueError, match="no batch 100"):
         experiment.batch(experiment.cell("mean"), 99)
+
+
+@pytest.mark.parametrize("name", ["entropy-gradient", "filters", "landscape", "shift"])
+def test_too_many_batches_are_an_error_before_any_is_attacked(settings, name):
+    experiment, crafted = counted(replace(settings, batches=100), None)
+    with pytest.raises(ValueError, match="no batch 100"):
+        analysis.measure(name, experiment)
+    assert not crafted
+
+
+def test_the_adapter_that_is_attacked_is_kept_for_all_corruptions_and_left_as_it_is(settings):
+    experiment = analysis.Experiment(settings)
+    cell, other = experiment.cell("median"), experiment.cell("median", corruption="fog", objective="indiscriminate")
+    adapter = experiment.unadapted(cell)
+    before = state_values(adapter)
+    experiment.poisoned(cell)
+    assert experiment.unadapted(other) is adapter
+    assert state_values(adapter) == before
+    assert experiment.adapter(cell) is not adapter
+    names = {layer.estimator.name for layer in experiment.unadapted(experiment.cell("mean")).layers.values()}
+    assert names == {"mean"}
 
 
 def test_visiting_layers_changes_nothing_and_leaves_no_hooks(experiment):

@@ -88,6 +88,21 @@ def test_stored_numbers_depend_on_every_corruption_that_is_shown(experiment):
     assert {cell.corruption for cell in analysis.get("filters").cells(both)} == {"contrast", "fog"}
 
 
+@pytest.mark.slow
+def test_a_corruption_has_the_same_numbers_alone_and_after_another(experiment, numbers):
+    settings = replace(experiment.settings, corruptions=("fog", "contrast"))
+    both = analysis.measure("filters", analysis.Experiment(settings))
+    assert both.select(corruption="contrast") == numbers.rows
+
+
+def test_the_caption_says_where_filters_let_all_malicious_images_pass_or_none(numbers):
+    caption = analysis.get("filters").caption
+    assert {row["malicious"] for row in numbers.rows} <= {0, 8}  # all start grey and stay the same image
+    assert "or none" in caption(numbers)
+    half = [{**row, "malicious": 4} for row in numbers.rows]
+    assert "or none" not in caption(replace(numbers, rows=half))
+
+
 def test_one_objective_can_be_measured_alone(experiment, numbers):
     settings = replace(experiment.settings, objectives=("indiscriminate",))
     alone = analysis.measure("filters", analysis.Experiment(settings))

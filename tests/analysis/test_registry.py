@@ -53,6 +53,39 @@ def test_an_own_figure_is_drawn(own, settings, form):
     assert len(with_caption) > len(without) > 500
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [name for name in analysis.available() if analysis.get(name).on_data])
+def test_every_part_of_a_figure_is_reported_to_its_end_also_where_it_is_stored(settings, tmp_path, name):
+    if name == "tsne":
+        pytest.importorskip("sklearn")
+    setting, attack = replace(settings.setting, batch_size=10, malicious=2), analysis.attack_of(1)
+    settings = replace(settings, setting=setting, attack=attack, estimators=("mean", "median"), batches=2)
+    finished = []
+
+    def on_step(what, done, steps):
+        assert 0 <= done <= steps
+        finished.extend([what] * (done == steps))
+
+    with Store(tmp_path / "s.db") as store:
+        for _ in range(2):
+            finished.clear()
+            experiment = analysis.Experiment(settings, store=store, on_step=on_step)
+            numbers = analysis.get(name).measure(experiment)
+            analysis.complete(numbers, on_step)
+            assert len(finished) == analysis.get(name).parts(experiment.settings)
+
+
+def test_digits_are_measured_in_little_and_other_data_as_in_the_paper():
+    assert analysis.PAPER_STEPS == 100
+    for name in analysis.available():
+        attack = analysis.default_settings(name).attack
+        assert attack.steps <= 20
+        assert attack.steps * attack.step_size == pytest.approx(100 / 255)
+    sizes = {data: analysis.known_setting(data) for data in ("digits", "cifar10-c")}
+    assert (sizes["cifar10-c"].malicious, sizes["cifar10-c"].batch_size) == (40, 200)
+    assert (sizes["digits"].malicious, sizes["digits"].batch_size) == (20, 100)
+
+
 def test_captions_say_data_sizes_model_and_attack(settings):
     numbers = analysis.Numbers("own", settings_described := analysis.Experiment(settings).settings.describe(), [])
     caption = analysis.describe(numbers)

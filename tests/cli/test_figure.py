@@ -67,6 +67,41 @@ def test_numbers_are_drawn_again_in_both_themes_without_measuring(folder, monkey
     assert float(width[1]) == pytest.approx(72 * 3.35)
 
 
+@pytest.mark.parametrize(
+    ("arguments", "steps", "sizes", "threads"),
+    [
+        (["shift"], 20, (20, 100), 1),
+        (["filters"], 8, (20, 100), 1),
+        (["filters", "--steps", "7", "--batch-size", "40", "--threads", "2"], 7, (8, 40), 2),
+        (["filters", "--data", "cifar10-c"], 100, (40, 200), None),
+        (["shift", "--data", "cifar10-c"], 100, (40, 200), None),
+    ],
+)
+def test_defaults_are_small_on_digits_alone(monkeypatch, arguments, steps, sizes, threads):
+    measured = []
+
+    def measure(name, experiment):
+        measured.append(experiment)
+        return analysis.Numbers(name, {}, [])
+
+    monkeypatch.setattr(analysis, "measure", measure)
+    monkeypatch.setattr("medbn.cli.figure.check_data", lambda *_: None)
+    assert cli.main(["figure", *arguments, "--device", "cpu", "--json", "a.json"]) == 0
+    (experiment,) = measured
+    settings = experiment.settings
+    assert settings.attack.steps == steps
+    assert settings.attack.step_size == pytest.approx(max(100 / steps, 1) / 255)
+    assert (settings.setting.malicious, settings.setting.batch_size) == sizes
+    assert experiment.place.threads == threads
+
+
+def test_progress_counts_the_attacks_of_a_figure(capsys):
+    assert cli.main(["figure", "filters", *QUICK[:-1], "--json", "a.json"]) == 0
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[-1].split()[:3] == ["filters", "100", "%"]
+    assert lines[-1].endswith("2 of 2")
+
+
 def test_numbers_of_another_figure_are_refused(folder, refusal):
     (folder / "a.json").write_text('{"figure": "tsne", "settings": {}, "rows": []}', encoding="utf-8")
     assert "'tsne'" in refusal(["figure", "shift", "--from", "a.json"])

@@ -14,7 +14,17 @@ from .cache import stored_numbers
 from .captions import describe, epsilon_label
 from .experiment import Experiment, one_per_stage, visit_layers
 from .numbers import Numbers
-from .registry import Figure, available, choose_layers, complete, get, measure, register, unregister
+from .registry import (
+    Figure,
+    available,
+    choose_layers,
+    complete,
+    default_settings,
+    get,
+    measure,
+    register,
+    unregister,
+)
 from .render import FORMATS, check_drawing, check_format, contact_sheet, draw, render
 from .settings import LAYERS, PAPER_STEPS, Settings, attack_of, check_layers, known_setting
 from .theme import THEMES, WIDTHS, Theme, get_theme
@@ -41,6 +51,7 @@ __all__ = [
     "choose_layers",
     "complete",
     "contact_sheet",
+    "default_settings",
     "describe",
     "draw",
     "epsilon_label",

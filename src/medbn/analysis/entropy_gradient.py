@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ..methods import Adapter, Predictions
 from .captions import describe
-from .experiment import Experiment
+from .experiment import Experiment, OnStep, ignore
 from .numbers import Numbers
 from .registry import Figure, register
 from .settings import Settings
@@ -29,7 +29,7 @@ Z = 1.959963984540054
 """Of a 95 % interval."""
 
 
-def measure_images(adapter: Adapter, images: Tensor) -> tuple[Tensor, Tensor]:
+def measure_images(adapter: Adapter, images: Tensor, on_step: OnStep = ignore) -> tuple[Tensor, Tensor]:
     """Return the entropy of each image's prediction, and the norm of that entropy's gradient; change nothing.
 
     The gradient is with respect to the affine parameters of all robust layers. It goes through the statistics of the
@@ -39,6 +39,7 @@ def measure_images(adapter: Adapter, images: Tensor) -> tuple[Tensor, Tensor]:
     Args:
         adapter: the adapted model, in the state that is measured.
         images: a batch, with one prediction for each image.
+        on_step: called after every backward pass.
     """
     surrogate = adapter.surrogate()
     owned = {id(parameter) for layer in adapter.layers.values() for parameter in layer.parameters(recurse=False)}
@@ -55,9 +56,10 @@ def measure_images(adapter: Adapter, images: Tensor) -> tuple[Tensor, Tensor]:
     if len(entropy) != len(images):
         raise ValueError(f"expected one prediction for each of {len(images)} images, got {len(entropy)}.")
     parameters, norms = list(affine.values()), []
-    for image in entropy:
+    for number, image in enumerate(entropy, 1):
         gradients = torch.autograd.grad(image, parameters, retain_graph=True)
         norms.append(torch.stack([gradient.double().square().sum() for gradient in gradients]).sum().sqrt())
+        on_step("gradients", number, len(entropy))
     return entropy.detach(), torch.stack(norms).to(entropy.dtype)
 
 
@@ -97,11 +99,11 @@ def measure(experiment: Experiment) -> Numbers:
     for objective in compared_objectives(settings):
         values: dict[str, list[Tensor]] = {name: [] for name in QUANTITIES}
         different = 0
-        for number in range(settings.batches):
-            cell = experiment.cell(settings.estimators[0], objective=objective, epsilon=settings.epsilons[0])
+        cell = experiment.cell(settings.estimators[0], objective=objective, epsilon=settings.epsilons[0])
+        for number in experiment.numbers(cell):
             poisoned = experiment.poisoned(cell, number)
             different += len(np.unique(poisoned[experiment.malicious].flatten(1).cpu().numpy(), axis=0))
-            measured = measure_images(experiment.adapter(cell), poisoned)
+            measured = measure_images(experiment.unadapted(cell), poisoned, experiment.on_step)
             for name, one in zip(QUANTITIES, measured, strict=True):
                 values[name].append(one.cpu())
         both = {name: torch.cat(one) for name, one in values.items()}
@@ -228,5 +230,6 @@ register(
         draw=draw,
         caption=caption,
         size=size,
+        parts=lambda settings: 2 * len(compared_objectives(settings)) * settings.batches,
     ),
 )

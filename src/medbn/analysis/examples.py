@@ -122,5 +122,6 @@ register(
         draw=draw,
         caption=caption,
         size=size,
+        parts=lambda settings: len(settings.epsilons),
     ),
 )

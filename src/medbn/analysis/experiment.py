@@ -11,7 +11,19 @@ import torch
 from torch import Tensor
 
 from .. import hooks
-from ..bench import Cell, LoadedCell, Place, Store, in_memory_format, load_cell, machine_facts, make_adapter
+from ..attacks import DIA
+from ..bench import (
+    UNCORRUPTED,
+    Cell,
+    LoadedCell,
+    Place,
+    Store,
+    in_memory_format,
+    load_cell,
+    machine_facts,
+    make_adapter,
+)
+from ..data import Dataset, SegmentationDataset
 from ..layers import RobustBatchNorm
 from ..methods import Adapter, group_stages
 from .cache import read_poisoned, write_poisoned
@@ -19,7 +31,11 @@ from .settings import Settings
 
 T = TypeVar("T")
 OnStep = Callable[[str, int, int], None]
-"""Called with what is crafted, the number of steps that are done, and how many there are."""
+"""Called with what is done, such as an attack, how many of its steps are done, and how many there are."""
+
+
+ATTACK = "attack"
+"""What ``on_step`` is told of an attack."""
 
 
 def ignore(what: str, done: int, total: int) -> None:
@@ -34,7 +50,7 @@ class Experiment:
         place: the data folder and the device.
         store: keeps poisoned batches and numbers; None keeps the batches in memory alone.
         command: the command that is stored with the numbers.
-        on_step: called after every step of an attack.
+        on_step: called after every step of what takes long: attacks, gradients of images. A stored batch is one step.
     """
 
     def __init__(
@@ -48,6 +64,7 @@ class Experiment:
         self.settings, self.place = settings or Settings(), place or Place()
         self.store, self.command, self.on_step = store, command, on_step
         self._poisoned: dict[tuple[str, int], Tensor] = {}
+        self._unadapted: tuple[Cell, Adapter] | None = None
 
     def cell(
         self,
@@ -74,16 +91,34 @@ class Experiment:
         """Return a new adapter of a cell, which has not adapted yet."""
         return make_adapter(self.load(cell), self.place.device)
 
+    def unadapted(self, cell: Cell) -> Adapter:
+        """Return an adapter of a cell for what leaves it as it is: attacks, and passes through its surrogate.
+
+        The last one is kept, for it is the same for all corruptions and attacks.
+        """
+        same = replace(cell, corruption=UNCORRUPTED, attack=None)
+        if self._unadapted is None or self._unadapted[0] != same:
+            self._unadapted = same, self.adapter(cell)
+        return self._unadapted[1]
+
     def batch(self, cell: Cell, number: int = 0) -> tuple[Tensor, Tensor]:
         """Return the images and the labels of a batch of the stream, not attacked."""
-        loaded, size = self.load(cell), self.settings.setting.batch_size
-        if number >= len(loaded.dataset) // size:
-            raise ValueError(
-                f"{loaded.dataset.name} has {len(loaded.dataset) // size} batches of {size} images;"
-                f" there is no batch {number + 1}."
-            )
-        batches = loaded.dataset.batches(size, device=self.place.device, first=number, limit=1)
+        dataset, size = self._dataset_with(cell, number), self.settings.setting.batch_size
+        batches = dataset.batches(size, device=self.place.device, first=number, limit=1)
         return next(in_memory_format(batches))
+
+    def numbers(self, cell: Cell) -> range:
+        """Return the numbers of the batches that are attacked, which all are in the stream."""
+        self._dataset_with(cell, self.settings.batches - 1)
+        return range(self.settings.batches)
+
+    def _dataset_with(self, cell: Cell, number: int) -> Dataset | SegmentationDataset:
+        dataset, size = self.load(cell).dataset, self.settings.setting.batch_size
+        if number >= len(dataset) // size:
+            raise ValueError(
+                f"{dataset.name} has {len(dataset) // size} batches of {size} images; there is no batch {number + 1}."
+            )
+        return dataset
 
     @property
     def malicious(self) -> slice:
@@ -107,9 +142,11 @@ class Experiment:
             stored = read_poisoned(self.store, *key, tuple(images[self.malicious].shape))
             if stored is not None:
                 self._poisoned[key] = stored
-        if key not in self._poisoned:
+        if key in self._poisoned:
+            self.on_step(ATTACK, 1, 1)
+        else:
             began = time.perf_counter()
-            self._poisoned[key] = self._craft(cell, images, labels, number)
+            self._poisoned[key] = self._craft(cell, images, labels)
             if self.store is not None:
                 facts, seconds = machine_facts(self.place), time.perf_counter() - began
                 write_poisoned(self.store, *key, self._poisoned[key], cell.to_dict(), facts, seconds)
@@ -117,15 +154,16 @@ class Experiment:
         poisoned[self.malicious] = self._poisoned[key].to(images)
         return poisoned
 
-    def _craft(self, cell: Cell, images: Tensor, labels: Tensor, number: int) -> Tensor:
-        """Return the malicious images of a batch."""
+    def build_attack(self, cell: Cell) -> DIA:
+        """Return the attack of a cell, which reports its steps."""
         assert cell.attack is not None
-        steps, label = cell.attack.steps, f"{cell.label}, batch {number + 1}"
-        self.on_step(label, 0, steps)
-        attack = replace(
-            cell.attack.build(cell.seed), callback=lambda done, images, value: self.on_step(label, done, steps)
-        )
-        return attack(self.adapter(cell), images, labels, self.malicious)[self.malicious].detach().cpu()
+        attack = cell.attack.build(cell.seed)
+        return replace(attack, callback=lambda done, images, value: self.on_step(ATTACK, done, attack.steps))
+
+    def _craft(self, cell: Cell, images: Tensor, labels: Tensor) -> Tensor:
+        """Return the malicious images of a batch."""
+        attack = self.build_attack(cell)
+        return attack(self.unadapted(cell), images, labels, self.malicious)[self.malicious].detach().cpu()
 
     def shown_layers(self, adapter: Adapter) -> list[str]:
         """Return the names of the layers that figures of single layers show, in order."""

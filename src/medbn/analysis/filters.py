@@ -17,13 +17,14 @@ from .entropy_gradient import compared_objectives, describe_objectives
 from .experiment import Experiment
 from .numbers import Numbers
 from .registry import Figure, register
+from .settings import Settings
 from .theme import Theme, estimator_label
 
 if TYPE_CHECKING:
     from matplotlib.figure import FigureBase
 
-METHODS = ("eta", "sotta")
-"""The methods whose filters the paper's figure shows."""
+METHODS = {"eta": True, "sotta": False}
+"""The methods whose filters the paper's figure shows, and whether these compare with earlier predictions."""
 
 
 class Passed(NamedTuple):
@@ -58,14 +59,16 @@ def count_passed(learners: dict[str, Learner], logits: Tensor, benign: Tensor) -
 def measure(experiment: Experiment) -> Numbers:
     """Return, for each corruption, objective and filter, how many images pass, and the share of malicious ones."""
     settings, rows = experiment.settings, []
-    for corruption in _corruptions(experiment):
-        learners = {name: _serve_clean(experiment, name, corruption) for name in METHODS}
+    learners = {name: _learner(experiment, name) for name in METHODS}
+    for corruption in _corruptions(settings):
+        for name in filter(METHODS.get, METHODS):
+            _serve_clean(experiment, learners[name], _method_cell(experiment, name, corruption))
         for objective in compared_objectives(settings):
             totals: dict[tuple[str, str], Passed] = {}
-            for number in range(settings.batches):
-                cell = _attacked_cell(experiment, objective, corruption)
+            cell = _attacked_cell(experiment, objective, corruption)
+            for number in experiment.numbers(cell):
                 with torch.no_grad():
-                    logits = experiment.adapter(cell).surrogate()(experiment.poisoned(cell, number))
+                    logits = experiment.unadapted(cell).surrogate()(experiment.poisoned(cell, number))
                 for key, passed in count_passed(learners, logits, experiment.benign).items():
                     before = totals.get(key, Passed(0, 0))
                     totals[key] = Passed(before.images + passed.images, before.malicious + passed.malicious)
@@ -81,21 +84,21 @@ def measure(experiment: Experiment) -> Numbers:
                         "share": passed.malicious / passed.images if passed.images else None,
                     }
                 )
-    described = {**describe_objectives(settings), "corruptions": list(_corruptions(experiment))}
+    described = {**describe_objectives(settings), "corruptions": list(_corruptions(settings))}
     return Numbers("filters", described, rows)
 
 
 def cells(experiment: Experiment) -> Iterator[Cell]:
     """Yield the cells of the attacked batches, and of the methods that filter them."""
-    for corruption in _corruptions(experiment):
+    for corruption in _corruptions(experiment.settings):
         yield from (
             _attacked_cell(experiment, objective, corruption) for objective in compared_objectives(experiment.settings)
         )
         yield from (_method_cell(experiment, method, corruption) for method in METHODS)
 
 
-def _corruptions(experiment: Experiment) -> tuple[str, ...]:
-    return experiment.settings.corruptions or corruptions.NAMES
+def _corruptions(settings: Settings) -> tuple[str, ...]:
+    return settings.corruptions or corruptions.NAMES
 
 
 def _attacked_cell(experiment: Experiment, objective: str, corruption: str) -> Cell:
@@ -109,19 +112,22 @@ def _method_cell(experiment: Experiment, method: str, corruption: str) -> Cell:
     return experiment.cell(experiment.settings.estimators[0], method=method, corruption=corruption)
 
 
-def _serve_clean(experiment: Experiment, method: str, corruption: str) -> Learner:
-    """Return a method that has served the next batch after the attacked ones, for filters that compare with the past.
+def _learner(experiment: Experiment, method: str) -> Learner:
+    adapter = experiment.adapter(_method_cell(experiment, method, _corruptions(experiment.settings)[0]))
+    if not isinstance(adapter, Learner):
+        raise TypeError(f"{method} learns nothing, so it has no filters.")
+    return adapter
+
+
+def _serve_clean(experiment: Experiment, learner: Learner, cell: Cell) -> None:
+    """Reset a learner and let it serve the next batch after the attacked ones, for filters that compare with the past.
 
     The first batch is served again where a stream has no more.
     """
-    cell = _method_cell(experiment, method, corruption)
-    adapter = experiment.adapter(cell)
-    if not isinstance(adapter, Learner):
-        raise TypeError(f"{method} learns nothing, so it has no filters.")
+    learner.reset()
     whole = len(experiment.load(cell).dataset) // experiment.settings.setting.batch_size
     number = experiment.settings.batches
-    adapter(experiment.batch(cell, number if number < whole else 0)[0])
-    return adapter
+    learner(experiment.batch(cell, number if number < whole else 0)[0])
 
 
 def draw(numbers: Numbers, canvas: FigureBase, theme: Theme) -> None:
@@ -167,6 +173,8 @@ def caption(numbers: Numbers) -> str:
     settings = numbers.settings
     shares = [row["share"] for row in numbers.rows if row["share"] is not None]
     least = f" Smallest share: {min(shares):.0%}." if shares else ""
+    if settings["batches"] == 1 and all(row["malicious"] in (0, settings["malicious"]) for row in numbers.rows):
+        least += " A filter lets all malicious images of a batch pass, or none."
     return (
         "Share of malicious images among those that a filter lets pass, for each corruption."
         f" Filters judge the predictions of {estimator_label(settings['estimators'][0])}; redundancy compares them with"
@@ -184,5 +192,7 @@ register(
         caption=caption,
         size=lambda numbers, theme: (theme.width, 1.2 + 1.5 * len(numbers.distinct("objective"))),
         cells=cells,
+        parts=lambda settings: len(_corruptions(settings)) * len(compared_objectives(settings)) * settings.batches,
+        short_steps=8,
     ),
 )

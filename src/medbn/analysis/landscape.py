@@ -61,10 +61,10 @@ def measure(experiment: Experiment) -> Numbers:
     distances = [place / (POINTS - 1) for place in range(POINTS)]
     for estimator, gradient in _lines(settings.estimators):
         cell = experiment.cell(estimator, epsilon=settings.epsilons[0], gradient=gradient)
-        for number in range(settings.batches):
+        for number in experiment.numbers(cell):
             start, index, target = _start(experiment, cell, number)
             direction = experiment.poisoned(cell, number) - start
-            margins = margins_along(experiment.adapter(cell), start, direction, distances, index, target)
+            margins = margins_along(experiment.unadapted(cell), start, direction, distances, index, target)
             rows += [
                 {"estimator": estimator, "gradient": gradient, "batch": number, "distance": distance, "margin": value}
                 for distance, value in zip(distances, margins, strict=True)
@@ -141,5 +141,6 @@ register(
         draw=draw,
         caption=caption,
         size=lambda numbers, theme: (theme.width, 5.2 if theme.narrow else 2.6),
+        parts=lambda settings: len(list(_lines(settings.estimators))) * settings.batches,
     ),
 )

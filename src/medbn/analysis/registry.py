@@ -12,8 +12,9 @@ from .._registry import Registry
 from ..bench import Cell, deterministic, machine_facts
 from ..data import digest
 from .cache import read_numbers, write_numbers
-from .experiment import Experiment
+from .experiment import Experiment, OnStep, ignore
 from .numbers import Numbers
+from .settings import SHORT_STEPS, Settings, attack_of
 
 if TYPE_CHECKING:
     from matplotlib.figure import FigureBase
@@ -34,6 +35,9 @@ class Figure:
         size: width and height in inches for these numbers, at most as wide as the theme is.
         version: of the numbers; raise it when they change, so that stored ones are measured again.
         on_data: False for a figure that needs no data and no model.
+        short_steps: how many steps attacks take on digits by default.
+        parts: returns how many attacks and other parts that take long are reported (``Experiment.on_step``) while the
+            figure is measured and completed, for the display of progress; None if that is not known.
         complete: adds to measured numbers what needs ``medbn[figures]``, or returns them as they are without it.
         choose: returns the numbers of the layers that ``--layers`` names, from those of all layers.
         cells: returns the cells of the bench whose data, model and methods the numbers depend on; None for TeBN with
@@ -48,7 +52,9 @@ class Figure:
     size: Callable[[Numbers, Theme], tuple[float, float]]
     version: int = 1
     on_data: bool = True
-    complete: Callable[[Numbers], Numbers] = lambda numbers: numbers
+    short_steps: int = SHORT_STEPS
+    parts: Callable[[Settings], int] | None = None
+    complete: Callable[[Numbers, OnStep], Numbers] = lambda numbers, on_step: numbers
     choose: Callable[[Numbers, str], Numbers] = lambda numbers, layers: numbers
     cells: Callable[[Experiment], Iterable[Cell]] | None = None
 
@@ -69,18 +75,23 @@ def measure(name: str, experiment: Experiment | None = None) -> Numbers:
     >>> numbers.columns
     ['value', 'estimator', 'centre', 'shift']
     """
-    figure, experiment = get(name), experiment or Experiment()
+    figure, experiment = get(name), experiment or Experiment(default_settings(name))
     key = numbers_key(name, experiment)
     stored = read_numbers(experiment.store, key) if experiment.store else None
-    numbers = figure.complete(stored or _measure(figure, experiment))
+    numbers = figure.complete(stored or _measure(figure, experiment), experiment.on_step)
     if experiment.store is not None and numbers is not stored:
         write_numbers(experiment.store, key, numbers)
     return numbers
 
 
-def complete(numbers: Numbers) -> Numbers:
+def default_settings(name: str) -> Settings:
+    """Return what a figure is measured on by default: digits, in as few steps as its attacks need."""
+    return Settings(attack=attack_of(get(name).short_steps))
+
+
+def complete(numbers: Numbers, on_step: OnStep = ignore) -> Numbers:
     """Return the numbers of a figure, which another machine may have measured, with what ``medbn[figures]`` adds."""
-    return get(numbers.figure).complete(numbers)
+    return get(numbers.figure).complete(numbers, on_step)
 
 
 def choose_layers(numbers: Numbers, layers: str) -> Numbers:

@@ -43,13 +43,13 @@ def statistic_shift(x: Tensor, estimator: str | Estimator, benign: Tensor) -> tu
 def measure(experiment: Experiment) -> Numbers:
     """Return both distances per layer, ε, estimator and batch; ε = 0 is the same batch without attack."""
     settings, rows = experiment.settings, []
-    for number in range(settings.batches):
+    for number in experiment.numbers(experiment.cell(settings.estimators[0])):
         for epsilon in (0.0, *settings.epsilons):
             for name in settings.estimators:
                 cell = experiment.cell(name, epsilon=epsilon or 1.0)
                 images = experiment.poisoned(cell, number) if epsilon else experiment.batch(cell, number)[0]
                 shifts = visit_layers(
-                    experiment.adapter(cell),
+                    experiment.unadapted(cell),
                     images,
                     lambda layer, module, x: (
                         x.shape[1],
@@ -138,5 +138,6 @@ register(
         draw=draw,
         caption=caption,
         size=size,
+        parts=lambda settings: len(settings.epsilons) * len(settings.estimators) * settings.batches,
     ),
 )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -17,6 +16,7 @@ from .captions import describe_steps
 from .experiment import Experiment
 from .numbers import Numbers, Row
 from .registry import Figure, register
+from .settings import Settings
 from .theme import Theme, estimator_label
 
 if TYPE_CHECKING:
@@ -65,18 +65,12 @@ def choose_methods(names: Sequence[str]) -> list[tuple[str, str]]:
 def measure(experiment: Experiment) -> Numbers:
     """Return the error of every method on every batch of the stream."""
     settings, rows = experiment.settings, []
-    plan = [(name, attacked) for name in _corruptions(experiment) for attacked in _pattern(settings.batches)]
+    plan = [(name, attacked) for name in _corruptions(settings) for attacked in _pattern(settings.batches)]
     benign = int(experiment.benign.sum())
     for method, estimator in choose_methods(settings.estimators):
         cell = _cell(experiment, method, estimator, plan[0][0])
-        assert cell.attack is not None
-        steps, label = cell.attack.steps, f"{method} + {estimator}, stream of {len(plan)} batches"
-
-        def report(done: int, images: Tensor, value: Tensor, label: str = label, steps: int = steps) -> None:
-            experiment.on_step(label, done, steps)
-
-        attack = replace(cell.attack.build(cell.seed), callback=report)
-        wrong = serve_stream(experiment.adapter(cell), _stream(experiment, plan), attack, experiment.malicious)
+        adapter, attack = experiment.adapter(cell), experiment.build_attack(cell)
+        wrong = serve_stream(adapter, _stream(experiment, plan), attack, experiment.malicious)
         rows += [
             {
                 "method": method,
@@ -91,7 +85,7 @@ def measure(experiment: Experiment) -> Numbers:
             for number, ((name, attacked), count) in enumerate(zip(plan, wrong, strict=True))
         ]
     described = {
-        "corruptions": list(_corruptions(experiment)),
+        "corruptions": list(_corruptions(settings)),
         "objective": OBJECTIVE,
         "epsilons": [settings.epsilons[0]],
     }
@@ -101,11 +95,19 @@ def measure(experiment: Experiment) -> Numbers:
 def cells(experiment: Experiment) -> Iterator[Cell]:
     """Yield the cells of all methods on all corruptions."""
     for method, estimator in choose_methods(experiment.settings.estimators):
-        yield from (_cell(experiment, method, estimator, corruption) for corruption in _corruptions(experiment))
+        yield from (
+            _cell(experiment, method, estimator, corruption) for corruption in _corruptions(experiment.settings)
+        )
 
 
-def _corruptions(experiment: Experiment) -> tuple[str, ...]:
-    return experiment.settings.corruptions or CORRUPTIONS
+def count_attacks(settings: Settings) -> int:
+    """Return how many batches are attacked: for each method that adapts, those of each corruption."""
+    adapting = [name for name, _ in choose_methods(settings.estimators) if methods.get(name).adapts]
+    return len(adapting) * len(_corruptions(settings)) * settings.batches
+
+
+def _corruptions(settings: Settings) -> tuple[str, ...]:
+    return settings.corruptions or CORRUPTIONS
 
 
 def _cell(experiment: Experiment, method: str, estimator: str, corruption: str) -> Cell:
@@ -185,6 +187,8 @@ register(
         draw=draw,
         caption=caption,
         size=lambda numbers, theme: (theme.width, 3.2),
+        parts=count_attacks,
+        short_steps=10,
         cells=cells,
     ),
 )

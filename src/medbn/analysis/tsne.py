@@ -12,7 +12,7 @@ import numpy as np
 from torch import Tensor
 
 from .captions import describe, epsilon_label
-from .experiment import Experiment, one_per_stage, visit_layers
+from .experiment import Experiment, OnStep, ignore, one_per_stage, visit_layers
 from .numbers import Numbers
 from .registry import Figure, register
 from .separation import PERMUTATIONS, principal_components, separation
@@ -44,7 +44,7 @@ def measure(experiment: Experiment) -> Numbers:
     for epsilon in settings.epsilons:
         for name in settings.estimators:
             cell = experiment.cell(name, epsilon=epsilon)
-            adapter = experiment.adapter(cell)
+            adapter = experiment.unadapted(cell)
             shown = experiment.shown_layers(adapter)
 
             def reduce(layer: str, module: Any, x: Tensor, shown: list[str] = shown) -> Any:
@@ -69,7 +69,7 @@ def measure(experiment: Experiment) -> Numbers:
     return Numbers("tsne", settings.describe(), rows, {"malicious": malicious.tolist(), "panels": points})
 
 
-def embed_panels(numbers: Numbers) -> Numbers:
+def embed_panels(numbers: Numbers, on_step: OnStep = ignore) -> Numbers:
     """Return the numbers with the t-SNE coordinates of each panel in the place of its principal components.
 
     Without scikit-learn the numbers are returned as they are: they can be completed elsewhere.
@@ -78,21 +78,24 @@ def embed_panels(numbers: Numbers) -> Numbers:
     if not any("components" in panel for panel in panels) or importlib.util.find_spec("sklearn") is None:
         return numbers
     embedded = []
-    for panel in panels:
+    for number, panel in enumerate(panels, 1):
         rest = {name: value for name, value in panel.items() if name != "components"}
         if "components" in panel:
             rest["points"] = embed(decode_components(panel["components"]), numbers.settings["seed"])
         embedded.append(rest)
+        on_step("embedding", number, len(panels))
     return replace(numbers, details={**numbers.details, "panels": embedded})
 
 
 def embed(scores: Any, seed: int) -> list[list[float]]:
     """Return the t-SNE coordinates of the images, from their principal components ``(B, components)``."""
     from sklearn.manifold import TSNE
+    from threadpoolctl import threadpool_limits
 
     perplexity = min(PERPLEXITY, (len(scores) - 1) / 3)
     reducer = TSNE(perplexity=perplexity, init="pca", learning_rate="auto", random_state=seed)
-    points: list[list[float]] = reducer.fit_transform(scores).round(2).tolist()
+    with threadpool_limits(1):  # for a few hundred points, threads take longer, and give the same bits
+        points: list[list[float]] = reducer.fit_transform(scores).round(2).tolist()
     return points
 
 
@@ -212,6 +215,7 @@ register(
         caption=caption,
         size=size,
         version=2,
+        parts=lambda settings: len(settings.epsilons) * len(settings.estimators) + 1,
         complete=embed_panels,
         choose=choose_layers,
     ),

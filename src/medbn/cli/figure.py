@@ -6,6 +6,7 @@ import argparse
 import shlex
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
@@ -14,21 +15,23 @@ from typing import TYPE_CHECKING
 from ._arguments import add_device, add_import, add_root, choose_device, natural_int, positive_float, positive_int
 from ._completion import complete, corruption_names, dataset_names, estimator_names, figure_names, model_names
 from ._figure_files import FigureFiles, locate
-from ._terminal import Progress, format_table, show_progress
+from ._terminal import format_table, show_progress
 
 if TYPE_CHECKING:
     from ..analysis import Numbers, Settings
 
 SUMMARY = "draw the paper's figures, or write their numbers"
 LISTING, ALL = "list", "all"
+DIGITS = "digits"
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the command."""
     parser.description = (
         "Draw a figure of the paper, or of ours, for any data, model and attack. Without options it is measured on\n"
-        "the embedded digits in seconds. `medbn figure list` says what there is, `medbn figure all` makes a contact\n"
-        "sheet. Numbers and poisoned batches are kept in the store: the same command again\nmeasures nothing twice."
+        "the embedded digits in seconds, with smaller batches and fewer steps than the paper's. `medbn figure list`\n"
+        "says what there is, `medbn figure all` makes a contact sheet. Numbers and poisoned batches are kept in the\n"
+        "store: the same command again measures nothing twice."
     )
     parser.epilog = (
         "examples:\n"
@@ -57,7 +60,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     out.add_argument("--quiet", action="store_true", help="show no progress")
 
     what = parser.add_argument_group("what is measured")
-    data = what.add_argument("--data", default="digits", metavar="NAME", help="default: digits, which ship with medbn")
+    data = what.add_argument("--data", default=DIGITS, metavar="NAME", help="default: digits, which ship with medbn")
     model = what.add_argument("--model", metavar="NAME", help="default: the paper's for this data")
     what.add_argument("--weights", metavar="FILE", help="default: what `medbn train` writes; shipped for digits")
     corruptions = what.add_argument("--corruptions", nargs="+", metavar="C", help="default: the paper's figure's")
@@ -67,7 +70,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--layers", metavar="L", help="stages (default: one layer per stage) or all; also chooses from --from"
     )
     what.add_argument("--batches", type=positive_int, default=1, metavar="N", help="attacked batches (default: 1)")
-    what.add_argument("--batch-size", type=positive_int, metavar="B", help="images per batch (default: 200)")
+    what.add_argument(
+        "--batch-size", type=positive_int, metavar="B", help="images per batch (default: 200, on digits 100)"
+    )
     what.add_argument("--malicious", type=positive_int, metavar="M", help="of them malicious (default: the paper's)")
     what.add_argument("--seed", type=natural_int, default=0, metavar="S", help="0 is the order of the file")
     complete(data, dataset_names)
@@ -76,7 +81,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
     complete(estimators, estimator_names)
 
     attack = parser.add_argument_group("attack")
-    attack.add_argument("--steps", type=positive_int, metavar="N", help="default: 100 as in the paper; 40 on digits")
+    attack.add_argument(
+        "--steps", type=positive_int, metavar="N", help="default: 100 as in the paper; on digits 8 to 20"
+    )
     attack.add_argument(
         "--step-size", type=fraction, metavar="X", help="default: 1/255; larger with fewer steps, to reach as far"
     )
@@ -92,7 +99,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add_root(place)
     add_import(place)
     add_device(place)
-    place.add_argument("--threads", type=positive_int, metavar="N", help="torch's threads")
+    place.add_argument(
+        "--threads", type=positive_int, metavar="N", help="torch's threads (default: torch's; on digits 1)"
+    )
 
 
 def fraction(text: str) -> float:
@@ -121,7 +130,7 @@ def run(options: argparse.Namespace) -> None:
     if options.source:
         for name in names:
             path = locate(options.source, name, "json")
-            numbers = read_numbers(path, name)
+            numbers = read_numbers(path, name, quiet=options.quiet)
             output.write(analysis.choose_layers(numbers, options.layers) if options.layers else numbers)
     else:
         for numbers in measure_figures(options, names):
@@ -135,26 +144,50 @@ def measure_figures(options: argparse.Namespace, names: list[str]) -> Iterator[N
     from .. import analysis
     from ..bench import Place, Store
 
-    settings = read_settings(options)
+    settings = {name: read_settings(options, name) for name in names}
     command = shlex.join(["medbn", *sys.argv[1:]])
-    place = Place(options.root, choose_device(options.device), options.threads)
-    check_data(settings, names, options.root)
+    device = choose_device(options.device)
+    # Threads wait for each other after every operation, and spin meanwhile: where other programs use the cores, two
+    # take many times as long as one. On idle cores they are not much faster, for digits are small.
+    threads = options.threads or (1 if options.data == DIGITS and device == "cpu" else None)
+    place = Place(options.root, device, threads)
+    check_data(settings, options.root)
     with Store(options.store) as store:
         for name in names:
-            with show_progress(name, quiet=options.quiet) as progress:
-                experiment = analysis.Experiment(settings, place, store, command, _report_to(progress))
+            parts = analysis.get(name).parts
+            with show_parts(name, parts and parts(settings[name]), quiet=options.quiet) as on_step:
+                experiment = analysis.Experiment(settings[name], place, store, command, on_step)
                 numbers = analysis.measure(name, experiment)
             yield numbers
 
 
-def _report_to(progress: Progress) -> Callable[[str, int, int], None]:
-    def on_step(what: str, done: int, steps: int) -> None:
-        progress.update(done, steps, what)
+@contextmanager
+def show_parts(name: str, parts: int | None, *, quiet: bool) -> Iterator[Callable[[str, int, int], None]]:
+    """Show how many of the parts of a figure are done; the function that is returned is called after their steps.
 
-    return on_step
+    Args:
+        name: of the figure.
+        parts: how many parts there are, such as attacks; None if that is not known.
+        quiet: show nothing.
+    """
+    finished = 0
+    with show_progress(name, quiet=quiet) as progress:
+
+        def on_step(what: str, done: int, steps: int) -> None:
+            nonlocal finished
+            note = f"{what} {finished + 1}" + (f" of {parts}" if parts else "")
+            if parts:
+                progress.update(min(finished + done / steps, parts), parts, note)
+            else:
+                progress.update(done, steps, note)
+            finished += done == steps
+
+        yield on_step
+        if parts and finished:  # what was stored before is not reported part by part
+            progress.update(parts, parts, "done")
 
 
-def read_numbers(path: Path, name: str) -> Numbers:
+def read_numbers(path: Path, name: str, *, quiet: bool) -> Numbers:
     """Return the numbers of a figure from a file of ``--json``."""
     from .. import analysis
 
@@ -166,7 +199,8 @@ def read_numbers(path: Path, name: str) -> Numbers:
         raise ValueError(f"{path} has no numbers that `medbn figure --json` wrote.") from None
     if numbers.figure != name:
         raise ValueError(f"{path} has the numbers of the figure {numbers.figure!r}, not of {name!r}.")
-    return analysis.complete(numbers)
+    with show_parts(name, 1, quiet=quiet) as on_step:
+        return analysis.complete(numbers, on_step)
 
 
 def print_figures() -> None:
@@ -177,8 +211,8 @@ def print_figures() -> None:
     print(format_table(["name", "paper", "what it shows"], [[name, e.paper, e.title] for name, e in entries]))
 
 
-def read_settings(options: argparse.Namespace) -> Settings:
-    """Return what to measure on, from the options."""
+def read_settings(options: argparse.Namespace, name: str) -> Settings:
+    """Return what to measure a figure on, from the options."""
     from .. import analysis
     from ..bench import Setting
 
@@ -197,8 +231,8 @@ def read_settings(options: argparse.Namespace) -> Settings:
     if options.batch_size and not options.malicious:  # the same share of the batch
         changes["malicious"] = max(1, options.batch_size * setting.malicious // setting.batch_size)
     setting = replace(setting, **{name: value for name, value in changes.items() if value is not None})
-    defaults = analysis.Settings()
-    steps = options.steps or (defaults.attack.steps if options.data == "digits" else analysis.PAPER_STEPS)
+    defaults = analysis.default_settings(name)
+    steps = options.steps or (defaults.attack.steps if options.data == DIGITS else analysis.PAPER_STEPS)
     attack = analysis.attack_of(steps, options.step_size)
     chosen = {"start": options.start, "gradient": options.gradient}
     return replace(
@@ -215,12 +249,12 @@ def read_settings(options: argparse.Namespace) -> Settings:
     )
 
 
-def check_data(settings: Settings, names: list[str], root: str | None) -> None:
+def check_data(settings: dict[str, Settings], root: str | None) -> None:
     """Raise an error that says which data or weights figures need and how to get them."""
     from .. import analysis
     from ..bench import MissingError, missing_requirements
 
-    shown = [name for name in names if analysis.get(name).on_data]
-    missing = missing_requirements(settings.setting, ["tebn"], root) if shown else []
+    shown = [name for name in settings if analysis.get(name).on_data]
+    missing = missing_requirements(settings[shown[0]].setting, ["tebn"], root) if shown else []
     if missing:
         raise MissingError(f"figure {shown[0]!r} needs: {'; '.join(missing)}.")
