@@ -10,6 +10,7 @@ import torch
 import medbn
 from medbn import attacks, estimators, methods, models
 
+from ..tiers import slow
 from .table import DENSE
 
 CLASSES = 4
@@ -80,7 +81,7 @@ def check_image_average(tta, images):
 
 
 @pytest.mark.parametrize("gradient", ["exact", "straight_through", "smooth"])
-@pytest.mark.parametrize("estimator", ["mean", "median", "image_median"])
+@pytest.mark.parametrize("estimator", ["image_median", *slow("mean", "median")])
 def test_an_attack_on_one_pixel_lowers_its_margin(gradient, estimator, small):
     """One malicious image of three raises the target's logit of a pixel of another image."""
     tta = make(small, "tebn", estimator)

@@ -15,7 +15,7 @@ import medbn
 from medbn.cli import main
 
 from .conftest import small_model
-from .table import METHODS, assert_same, every_method, make, state
+from .table import METHODS, assert_same, each_kind, make, state
 
 safetensors = pytest.importorskip("safetensors")
 ROOT = Path(__file__).parents[2]
@@ -34,7 +34,7 @@ def rewrite(path, target, **changes):
     return target
 
 
-@every_method
+@each_kind
 def test_a_loaded_adapter_continues_with_the_same_bits(method, model, batches, tmp_path):
     tta = make(model, method, predict="after")
     for x in batches[:3]:

@@ -11,7 +11,8 @@ import torch
 import medbn
 from medbn import hooks, policies
 
-from .table import assert_same, each_kind, make, state
+from ..tiers import slow
+from .table import METHODS, assert_same, make, state
 
 
 @pytest.fixture
@@ -42,7 +43,7 @@ def run_together(*functions):
         raise errors[0]
 
 
-@each_kind
+@pytest.mark.parametrize("method", ["past", "tent", *slow(*(m for m in METHODS if m not in ("past", "tent")))])
 def test_calls_in_several_threads_take_turns(method, model, batches, switch_often):
     """All calls have the same images, so their order does not matter."""
     alone, shared = make(model, method, predict="after"), make(model, method, predict="after")

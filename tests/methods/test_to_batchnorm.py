@@ -6,6 +6,7 @@ import pickle
 import subprocess
 import sys
 import warnings
+from itertools import product
 
 import pytest
 import torch
@@ -13,8 +14,9 @@ from torch import nn
 
 import medbn
 
+from ..tiers import slow
 from .conftest import Dense, small_model
-from .table import METHODS, assert_same, combine, make, state
+from .table import METHODS, assert_same, make, one_of_each_kind, state
 
 HELD = ["source", "past", "rotta", "sema", "sotta"]
 """They predict with statistics that they have; sEMA and SoTTA with a mixture of these and the batch's."""
@@ -53,7 +55,10 @@ def assert_plain(model):
     assert not any(p.requires_grad for p in model.parameters())
 
 
-@pytest.mark.parametrize(("method", "estimator"), combine(PLAIN, "median", "mean", "image_median@0.5"))
+@pytest.mark.parametrize(
+    ("method", "estimator"),
+    [*one_of_each_kind(PLAIN, "median"), *slow(*product(PLAIN, ["mean", "image_median@0.5"]))],
+)
 def test_the_batch_of_the_statistics_is_predicted_as_the_adapter_does(method, estimator, adapted, batches):
     tta = adapted(method, estimator)
     before = state(tta)
