@@ -218,6 +218,22 @@ def test_what_is_for_one_process_is_refused(pool):
             assert word in text
 
 
+def watch(group, early):
+    adapter = make(small_model(), "tent", group=group)
+    monitor = medbn.Monitor(adapter)
+    if not early:
+        adapter._prediction_hooks.clear()
+    for batch, share in zip(stream(), SHARES, strict=True):
+        adapter(own(group, batch, share))
+    return repr([record.signals for record in monitor.records])
+
+
+def test_each_process_watches_its_own_images(pool):
+    early, late = (pool.run(watch, 3, computed_early) for computed_early in (True, False))
+    assert early == late
+    assert [records.count("'images': ") for records in early] == [3, 3, 3]  # each has no image in one call
+
+
 def save_and_load(group, path):
     adapter = make(small_model(), "sotta", group=group)
     batches = stream(2)

@@ -5,6 +5,7 @@ What a method may override is in ``_method.py``.
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, cast
@@ -12,6 +13,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
+from torch.utils.hooks import RemovableHandle
 
 from .. import hooks
 from .._errors import unknown_name
@@ -100,6 +102,7 @@ class Adapter(Method):
         self._policies_changed = False
         self._graphs = ForwardGraphs()
         self._range_checked = False
+        self._prediction_hooks: OrderedDict[int, Callable[[Any], None]] = OrderedDict()
 
     @property
     def group(self) -> Group | None:
@@ -172,6 +175,8 @@ class Adapter(Method):
                 return tree_map(detach_output, self._correct_output(self.run_model(inputs), inputs))
         with torch.set_grad_enabled(bool(self.learned)), padding:
             output, commit = self._predict(inputs)
+            for hook in self._prediction_hooks.values():
+                hook(output)
             if self._journal is not None:
                 self._journal.copy_values(self)
             images = self._count_images(inputs, output)
@@ -194,6 +199,16 @@ class Adapter(Method):
             self.set_policies()
         self.state_changes += 1
         return tree_map(detach_output, predicted)
+
+    def register_prediction_hook(self, hook: Callable[[Any], None]) -> RemovableHandle:
+        """Let each call that adapts pass the model's output to a function, before it waits for the device.
+
+        What the function launches on a GPU is launched while the GPU is still busy with the forward pass. The call may
+        return something else than this output, or raise afterwards.
+        """
+        handle = RemovableHandle(self._prediction_hooks)
+        self._prediction_hooks[handle.id] = hook
+        return handle
 
     def read_call(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], valid: Tensor | None = None, bounds: Bounds | None = None

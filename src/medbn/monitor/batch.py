@@ -27,7 +27,10 @@ class PredictionMeans(NamedTuple):
 
 @dataclass(eq=False)
 class Batch:
-    """One batch that an adapter has served, as the functions of ``medbn.monitor.signals`` read it."""
+    """One batch that an adapter serves, as the functions of ``medbn.monitor.signals`` read it.
+
+    Signals that read images alone may see it before its logits are known; these are None until then.
+    """
 
     adapter: Adapter
     images: Tensor

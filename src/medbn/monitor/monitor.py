@@ -17,9 +17,10 @@ from ..methods import Adapter
 from . import signals
 from .batch import Batch
 from .collect import Collector, choose_layers
+from .measure import Early, measure, measure_early
 from .record import Alarm, Record
 from .rollback import Snapshots
-from .served import Numbers, Reading, Served
+from .served import Served
 from .watch import Watch
 
 ACTIONS = ("pause", "rollback")
@@ -43,7 +44,7 @@ class Monitor:
     and reads the inputs of a few layers once. An error in it, in a callback or in an exporter becomes a warning, and
     the prediction is returned.
 
-    On a GPU the numbers of a batch are computed at the end of its call, and are judged at the end of the next one, or
+    On a GPU the numbers of a batch are on their way when its call ends, and are judged at the end of the next one, or
     as soon as ``latest``, ``records``, ``alarms`` or ``threshold`` is read, or ``flush``, ``restart`` or ``close`` is
     called. So callbacks, exporters, ``"pause"`` and ``"rollback"`` come one call later; see ``wait``.
 
@@ -138,7 +139,9 @@ class Monitor:
         self._warned: set[object] = set()
         self.layers = choose_layers(adapter, layers)
         with adapter.lock.held:
-            self._collector = Collector(adapter, self.layers, bounds, self._receive, self._notice_changes)
+            self._collector = Collector(
+                adapter, self.layers, bounds, self._measure_early, self._receive, self._notice_changes
+            )
 
     # --- what users read and call -------------------------------------------------------------------------------------
 
@@ -219,14 +222,18 @@ class Monitor:
 
     # --- one batch ----------------------------------------------------------------------------------------------------
 
-    def _receive(self, batch: Batch) -> None:
+    def _measure_early(self, batch: Batch) -> Early:
+        """Compute what does not depend on the rest of the call, while a GPU is still busy with the forward pass."""
+        return measure_early(self._signals, batch)
+
+    def _receive(self, batch: Batch, early: Early | None) -> None:
         """Measure a batch, and judge it or the one before; called at the end of the adapter's call, inside its lock.
 
-        What the signals read is computed here, from the state as it is now; only the numbers are read later.
+        What signals read of the state is computed here, as it is now; only the numbers are read later.
         """
         paused, adapter = self.adapter.paused, self.adapter
         try:
-            reading = Reading(self._measure(batch))
+            reading = measure(self._signals, batch, early, self._warn)
             self._judge_served()  # may take a state back, so it comes before this batch's snapshot
             self.batches += 1
             served = Served(self.batches, time.time(), paused, reading, adapter.state_changes, adapter.resets)
@@ -273,21 +280,6 @@ class Monitor:
             if callable(action):
                 for alarm in found:
                     self._attempt(action, action, alarm)
-
-    def _measure(self, batch: Batch) -> Numbers:
-        """Return the value of every signal, without waiting for a GPU."""
-        values: Numbers = {}
-        for signal in self._signals:
-            try:
-                value = signal.function(batch)
-            except Exception as error:
-                self._warn(signal.name, f"the signal {signal.name!r} failed: {type(error).__name__}: {error}")
-                continue
-            if isinstance(value, dict):
-                values |= {f"{signal.name}/{layer}": one for layer, one in value.items()}
-            elif value is not None:
-                values[signal.name] = value
-        return values
 
     def _follow_declared_changes(self, number: int, values: dict[str, float]) -> None:
         declared = values.get("declared_changes")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,9 +20,13 @@ class Reading:
 
     Args:
         numbers: by name; tensors have one element.
+        earlier: numbers of the same batch that were on their way before; those given now replace them.
+        names: which of all these to read, in this order; by default those given now.
     """
 
-    def __init__(self, numbers: Numbers) -> None:
+    def __init__(self, numbers: Numbers, earlier: Reading | None = None, names: Iterable[str] | None = None) -> None:
+        self._earlier = earlier
+        self._order = list(numbers if names is None else names)
         self._values = {name: math.nan if isinstance(value, Tensor) else value for name, value in numbers.items()}
         groups: dict[tuple[torch.dtype, torch.device], dict[str, Tensor]] = {}
         for name, value in numbers.items():
@@ -30,7 +35,7 @@ class Reading:
         self._names = [name for group in groups.values() for name in group]
         # One tensor per type, which needs no conversion.
         parts = [torch.stack([t.reshape(()) if t.dim() else t for t in group.values()]) for group in groups.values()]
-        self.on_host = all(part.device.type == "cpu" for part in parts)
+        self.on_host: bool = all(part.device.type == "cpu" for part in parts) and (earlier is None or earlier.on_host)
         """Whether the numbers are there without waiting."""
         self._parts = [_send(part) for part in parts]
         self._events = [_record_event(device) for device in {part.device for part in parts if part.is_cuda}]
@@ -40,8 +45,9 @@ class Reading:
         for event in self._events:
             event.synchronize()
         read = (value for part in self._parts for value in part.tolist())
-        values = {**self._values, **dict(zip(self._names, read, strict=True))}
-        return {name: float(value) for name, value in values.items()}
+        earlier = {} if self._earlier is None else self._earlier.read()
+        values = {**earlier, **self._values, **dict(zip(self._names, read, strict=True))}
+        return {name: float(values[name]) for name in self._order}
 
 
 @dataclass

@@ -18,6 +18,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
+from .._errors import unknown_name
 from .._registry import Registry
 from .batch import Batch
 from .moments import SMALL, Moments, root_mean_square
@@ -29,6 +30,8 @@ FunctionType = TypeVar("FunctionType", bound=Function)
 OUTLIER = 3.0
 """An image is far from the others if its features are on average more than three robust standard deviations away; of a
 normal feature that distance is 0.8 on average."""
+READS = ("images", "predictions", "adapter")
+"""What a signal may read; each includes what stands before it."""
 
 
 @dataclass(frozen=True)
@@ -42,6 +45,10 @@ class Signal:
         about: what it is, for help texts and exporters.
         follows_learning: whether it moves as a method learns, beyond the first layer. Then it raises no alarm by
             default where the method learns.
+        reads: what it reads of a batch. ``"images"``: the images and what layers made of them (``moments``);
+            ``"predictions"``: these and the logits; ``"adapter"``: its state after the call too. The first two can be
+            computed before the call waits for a GPU. So they are computed in calls too that raise later, and twice
+            where a call returns other predictions than the forward pass; their values must depend on nothing else.
     """
 
     name: str
@@ -49,6 +56,7 @@ class Signal:
     side: str | None
     about: str
     follows_learning: bool = False
+    reads: str = "adapter"
 
 
 _registry = Registry[Signal]("signal", forbidden="/")
@@ -69,7 +77,13 @@ def get(name: str) -> Signal:
 
 
 def register(
-    name: str, *, side: str | None = None, about: str, follows_learning: bool = False, replace: bool = False
+    name: str,
+    *,
+    side: str | None = None,
+    about: str,
+    follows_learning: bool = False,
+    reads: str = "adapter",
+    replace: bool = False,
 ) -> Callable[[FunctionType], FunctionType]:
     """Return a decorator that registers a function of a batch as a signal.
 
@@ -78,11 +92,14 @@ def register(
         side: ``"above"`` or ``"both"`` to raise an alarm at a change, None to show the signal only.
         about: one line that says what it is.
         follows_learning: as in Signal.
+        reads: as in Signal. With the default, the signal is computed after the call.
         replace: replace a signal of the same name.
     """
+    if reads not in READS:
+        raise unknown_name("reads", reads, READS)
 
     def add(function: FunctionType) -> FunctionType:
-        _registry.register(name, Signal(name, function, side, about, follows_learning), replace=replace)
+        _registry.register(name, Signal(name, function, side, about, follows_learning, reads), replace=replace)
         return function
 
     return add
@@ -96,13 +113,18 @@ def unregister(name: str) -> None:
 # --- the images -------------------------------------------------------------------------------------------------------
 
 
-@register("images", about="images in the batch, padding excluded")
+@register("images", about="images in the batch, padding excluded", reads="images")
 def images(batch: Batch) -> Number:
     """Return the number of images that are not padding."""
     return float(batch.size) if batch.valid is None else batch.valid.sum()
 
 
-@register("pressure", side="above", about="how far the mean of a layer is from the robust centre, in source deviations")
+@register(
+    "pressure",
+    side="above",
+    about="how far the mean of a layer is from the robust centre, in source deviations",
+    reads="images",
+)
 def pressure(batch: Batch) -> dict[str, Number]:
     """Return for each layer how far outliers pull the mean: its distance from the median over images.
 
@@ -115,7 +137,12 @@ def pressure(batch: Batch) -> dict[str, Number]:
     return values
 
 
-@register("outliers", side="above", about="share of the images that are far from the others in the first layer")
+@register(
+    "outliers",
+    side="above",
+    about="share of the images that are far from the others in the first layer",
+    reads="images",
+)
 def outliers(batch: Batch) -> Number | None:
     """Return the share of images whose statistics in the first layer are far from those of the others.
 
@@ -128,13 +155,13 @@ def outliers(batch: Batch) -> Number | None:
     return ((first.distances > OUTLIER) & first.usable).sum() / first.count
 
 
-@register("isolated", side="above", about="share of the images without a finite prediction")
+@register("isolated", side="above", about="share of the images without a finite prediction", reads="predictions")
 def isolated(batch: Batch) -> Number | None:
     """Return the share of images whose logits are not finite."""
     return None if batch.predicted is None else batch.share(~batch.predicted)
 
 
-@register("out_of_range", side="above", about="share of the images with values outside of the bounds")
+@register("out_of_range", side="above", about="share of the images with values outside of the bounds", reads="images")
 def out_of_range(batch: Batch) -> Number | None:
     """Return the share of images with a value outside of the monitor's bounds, or with NaN."""
     if batch.bounds is None or not batch.images.is_floating_point():
@@ -150,6 +177,7 @@ def out_of_range(batch: Batch) -> Number | None:
     side="both",
     about="distance of a layer's centre from the source's, in source deviations",
     follows_learning=True,
+    reads="images",
 )
 def source_distance(batch: Batch) -> dict[str, Number]:
     """Return for each layer how far the median over images is from the source mean, over channels as ``pressure``."""
@@ -166,21 +194,27 @@ def source_distance(batch: Batch) -> dict[str, Number]:
 # --- the predictions --------------------------------------------------------------------------------------------------
 
 
-@register("entropy", side="both", about="mean entropy of the predictions, in nats", follows_learning=True)
+@register(
+    "entropy",
+    side="both",
+    about="mean entropy of the predictions, in nats",
+    follows_learning=True,
+    reads="predictions",
+)
 def entropy(batch: Batch) -> Number | None:
     """Return the mean entropy of the usable predictions."""
     means = batch.prediction_means
     return None if means is None else means.entropy
 
 
-@register("confidence", about="mean probability of the predicted class")
+@register("confidence", about="mean probability of the predicted class", reads="predictions")
 def confidence(batch: Batch) -> Number | None:
     """Return the mean over usable predictions of the largest probability."""
     means = batch.prediction_means
     return None if means is None else means.confidence
 
 
-@register("classes", about="entropy of how often each class is predicted, in nats")
+@register("classes", about="entropy of how often each class is predicted, in nats", reads="predictions")
 def classes(batch: Batch) -> Number | None:
     """Return the entropy of the mean prediction, which is low where one class dominates."""
     means = batch.prediction_means
