@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import time
 from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
 from medbn import cli, models
+from medbn.methods import Adapter
 
 
 def read_options(doc: str | None, rounds: int, profile: str | None = None) -> argparse.Namespace:
@@ -36,3 +38,16 @@ def make_inputs(options: argparse.Namespace) -> tuple[nn.Module, Tensor]:
     torch.manual_seed(0)
     model = models.get(options.model, classes=10, channels=3).to(options.device).eval()
     return model, torch.rand(options.images, 3, options.size, options.size, device=options.device)
+
+
+def time_call(adapter: Adapter, images: Tensor) -> float:
+    """Return the seconds that one call takes: computed by this process on a CPU, until the GPU is done on one."""
+    if images.is_cuda:
+        torch.cuda.synchronize()
+        start = time.perf_counter()
+        adapter(images)
+        torch.cuda.synchronize()
+        return time.perf_counter() - start
+    start = time.process_time()
+    adapter(images)
+    return time.process_time() - start

@@ -23,7 +23,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 import medbn
-from _serving import make_inputs, read_options
+from _serving import make_inputs, read_options, time_call
 from medbn import cli
 from medbn.bench import Place, machine_facts
 from medbn.methods import Adapter
@@ -65,19 +65,6 @@ def main() -> None:
         options.json.write_text(
             json.dumps({"facts": machine, "settings": {**vars(options), "json": None}, "rows": rows})
         )
-
-
-def time_call(adapter: Adapter, images: torch.Tensor) -> float:
-    """Return the seconds that one call takes: computed by this process on a CPU, until the GPU is done on one."""
-    if images.is_cuda:
-        torch.cuda.synchronize()
-        start = time.perf_counter()
-        adapter(images)
-        torch.cuda.synchronize()
-        return time.perf_counter() - start
-    start = time.process_time()
-    adapter(images)
-    return time.process_time() - start
 
 
 def profile_monitor(plain: Adapter, watched: Adapter, images: torch.Tensor) -> None:

@@ -331,6 +331,15 @@ def test_the_time_that_the_monitor_takes_is_a_ratio(monkeypatch, capsys, tmp_pat
 
 
 @pytest.mark.slow
+def test_influence_cost_compares_every_method_with_itself(monkeypatch, capsys, tmp_path):
+    arguments = ["--model", "resnet-small", "--images", "18", "--size", "8", "--rounds", "2", "--json", "i.json"]
+    assert not run(monkeypatch, "influence_cost.py", *arguments, "--device", "cpu")
+    assert capsys.readouterr().out.count("ratio") == 8
+    rows = json.loads((tmp_path / "i.json").read_text())["rows"]
+    assert all(len(row["ratios"]) == 2 and min(row["ratios"]) > 0 for row in rows)
+
+
+@pytest.mark.slow
 def test_a_profile_shows_the_operations_that_the_monitor_adds(monkeypatch, capsys):
     arguments = ["--model", "resnet-small", "--images", "4", "--size", "8", "--profile", "--device", "cpu"]
     assert run(monkeypatch, "monitor_cost.py", *arguments) == 0
