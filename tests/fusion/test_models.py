@@ -169,6 +169,17 @@ def test_copies_are_fused_and_come_back(copies, images, fused_calls):
     assert type(model).__name__ == "FusedResNet"  # copies share nothing that changes
 
 
+def test_names_of_what_is_no_module():
+    with pytest.raises(TypeError, match="got dict"):
+        medbn.fused_layers({})
+
+
+def test_a_state_names_the_class_of_the_model(tmp_path):
+    adapter = medbn.adapt(small(), "tent")
+    adapter.save(tmp_path / "state.safetensors")
+    assert medbn.methods.state_info(tmp_path / "state.safetensors").model == "ResNet"
+
+
 # --- layers that are called as ever -----------------------------------------------------------------------------------
 
 

@@ -296,6 +296,54 @@ def test_children_that_are_replaced_unnoticed_are_called(fused_calls):
     assert not fused_calls
 
 
+CHANGES = {
+    "append": lambda model: model.append(nn.Tanh()),
+    "insert": lambda model: model.insert(3, nn.Tanh()),
+    "extend": lambda model: model.extend([nn.Tanh()]),
+    "add_module": lambda model: model.add_module("last", nn.Tanh()) or model,
+    "del": lambda model: model.__delitem__(2) or model,
+    "slice": lambda model: model[:3],
+}
+
+
+def fused_and_not(model):
+    """Return the model with a fused layer, and an equal one without."""
+    own = medbn.convert(copy.deepcopy(model))
+    assert medbn.fused_layers(medbn.convert(model, fuse=True))
+    return model, own
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_children_may_be_added_and_removed(change, fused_calls):
+    layers = nn.Conv2d(4, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Conv2d(4, 4, 1)
+    model, own = (CHANGES[change](each) for each in fused_and_not(nn.Sequential(*layers).eval()))
+    x = torch.randn(6, 4, 8, 8)
+    assert torch.equal(model(x), own(x))
+    assert not fused_calls
+    assert medbn.fused_layers(model) == ()
+    assert torch.equal(medbn.revert(model)(x), medbn.revert(own)(x))
+
+
+def one_by_one(self, x):
+    for layer in self.layers:
+        x = layer(x)
+    return x
+
+
+def test_children_of_lists_may_be_added_and_removed(fused_calls):
+    model = module_with(one_by_one)
+    model.layers = nn.ModuleList([model.conv, model.norm, model.relu])
+    model, own = fused_and_not(model)
+    x = torch.randn(6, 4, 8, 8)
+    for each in (model, own):
+        each.layers.append(nn.Tanh())
+    assert torch.equal(model(x), own(x))
+    assert not fused_calls
+    del model.layers[3]
+    assert torch.equal(model(x), own.layers[2](own.norm(own.conv(x))))
+    assert len(fused_calls) == 1  # as it was when it was fused
+
+
 def test_in_place_operations_are_those_of_the_original():
     """Fused or not, what a hook of the layer has kept is overwritten where the original overwrites it."""
     for function, overwrites in ((overwritten_sum, True), (FUSED["a sum"][1], False)):

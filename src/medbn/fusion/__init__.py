@@ -5,6 +5,6 @@ call for both. ``module`` lets a module run it, and ``layer`` is that call: one 
 and the operations of the original elsewhere.
 """
 
-from .module import find, fuse, fused_layers, unfuse
+from .module import class_of, find, fuse, fused_layers, unfuse
 
-__all__ = ["find", "fuse", "fused_layers", "unfuse"]
+__all__ = ["class_of", "find", "fuse", "fused_layers", "unfuse"]

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from ..layers import RobustBatchNorm
-from .forward import FusedForward
+from .forward import CONTAINERS, FusedForward
 from .trace import UntraceableError, trace
 
 _log = logging.getLogger("medbn")
@@ -27,11 +27,11 @@ class Fused(nn.Module):
     """A module with a fused forward. Its class derives from this and from the class that it had.
 
     The fused forward is gone for good once an attribute is set, because its own may then decide otherwise; but not
-    where a child replaces another of its class.
+    where a child replaces another of its class. It does not run while children are missing or more have been added.
     """
 
     original: ClassVar[type[nn.Module]]
-    _fused: tuple[FusedForward, ...]
+    _fused: tuple[FusedForward, ...] = ()  # of a slice of an nn.Sequential, which is made with the class of the whole
     """The fused forward, or nothing; in a tuple, so that a captured CUDA graph notices a change (``Guard``)."""
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -65,7 +65,8 @@ def _fused_class(original: type[nn.Module]) -> type[Fused]:
         fused = self._fused
         if not fused or named or self.training or torch.compiler.is_compiling():
             return original.forward(self, *inputs, **named)
-        if len(inputs) != fused[0].inputs or any(type(x) is not Tensor for x in inputs):
+        other_inputs = len(inputs) != fused[0].inputs or any(type(x) is not Tensor for x in inputs)
+        if other_inputs or not fused[0].fits(self):
             return original.forward(self, *inputs)
         return fused[0].run(self, *inputs)
 
@@ -96,7 +97,6 @@ def find(model: nn.Module, layers: Collection[nn.Module]) -> dict[nn.Module, Fus
         _log.debug("%s (%s) is not fused: %s", name or "the model", type(model.get_submodule(name)).__name__, reason)
     if not found and not fused_layers(model):
         kind = type(model).__name__
-        kind = type(model).__name__
         untraced = (f" {name or kind!r}, for one, cannot be followed: {why}." for name, why in reasons.items())
         raise ValueError(
             f"fuse=True finds no robust layer in {kind} that a ReLU follows in the forward of the same module, with or"
@@ -122,16 +122,25 @@ def unfuse(model: nn.Module) -> None:
             raise ValueError(f"module {name!r} is parametrised; remove its parametrisations first.")
     for module in fused.values():
         module.__class__ = module.original  # type: ignore[assignment]
-        del vars(module)["_fused"]
+        vars(module).pop("_fused", None)
 
 
 def fused_layers(model: nn.Module) -> tuple[str, ...]:
     """Return the names of the layers that ``convert(model, fuse=True)`` fused with the ReLU behind them."""
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"expected a torch.nn.Module, got {type(model).__name__}.")
     names = []
     for name, module in model.named_modules():
         for forward in module._fused if isinstance(module, Fused) else ():
+            if not forward.fits(module):
+                continue
             names += [f"{name}.{layer}" if name else layer for layer in forward.layers]
     return tuple(names)
+
+
+def class_of(module: nn.Module) -> type[nn.Module]:
+    """Return the class of a module, or the one that it had before it was fused."""
+    return module.original if isinstance(module, Fused) else type(module)
 
 
 def _parents(model: nn.Module, layers: Collection[nn.Module]) -> Iterator[tuple[str, nn.Module]]:
@@ -148,5 +157,5 @@ def _reachable(module: nn.Module) -> Iterator[nn.Module]:
     """Yield the children, and those in containers, which a forward may call one by one."""
     for child in module.children():
         yield child
-        if isinstance(child, (nn.ModuleList, nn.ModuleDict, nn.Sequential)):
+        if isinstance(child, CONTAINERS):
             yield from _reachable(child)

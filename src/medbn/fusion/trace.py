@@ -22,7 +22,7 @@ import torch
 import torch.nn.functional as F
 from torch import fx, nn
 
-from .forward import FusedForward
+from .forward import FusedForward, child_names
 from .layer import normalise_add_relu
 
 _OF_TYPES = {"isinstance", "issubclass", "type", "hasattr", "is_tensor"}
@@ -91,7 +91,8 @@ def trace(module: nn.Module, layers: Collection[nn.Module]) -> FusedForward | No
     for node in graph.nodes:
         node.type = None  # annotations may be strings
     code = graph.python_code("self")
-    forward = FusedForward(code.src, dict(code.globals), inputs, tuple(str(place.layer.target) for place in places))
+    fused = tuple(str(place.layer.target) for place in places)
+    forward = FusedForward(code.src, dict(code.globals), inputs, fused, child_names(module))
     try:
         pickle.dumps(forward)
     except Exception as error:

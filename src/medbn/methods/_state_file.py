@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
+from .. import fusion
 from .._errors import abbreviate
 from .._tensor_files import hash_tensors, read_tensors, write_tensors
 from .._version import __version__
@@ -155,7 +156,7 @@ def _describe(adapter: Stateful) -> dict[str, Any]:
         "method": type(adapter).__name__,
         "method_version": adapter.version,
         "options": {n: v for n, v in adapter.given_options.items() if _is_plain(v)},
-        "model": type(adapter.model).__name__,
+        "model": fusion.class_of(adapter.model).__name__,
         "fingerprint": source_fingerprint(adapter),
         "estimators": {name: layer.estimator.name for name, layer in adapter.layers.items()},
     }

@@ -8,12 +8,13 @@ from typing import Any
 import torch
 from torch import nn
 
+from .. import fusion
 from .._files import replace_atomically
 
 
 def describe_model(model: nn.Module) -> str:
     """Return what a checkpoint knows its model by."""
-    return f"{type(model).__name__} of {sum(value.numel() for value in model.state_dict().values())} numbers"
+    return f"{fusion.class_of(model).__name__} of {sum(value.numel() for value in model.state_dict().values())} numbers"
 
 
 def save_checkpoint(
