@@ -4,8 +4,8 @@
 
 Measures TeBN, TENT and ``past`` on two models in both layouts, with ``mean``, ``median`` and ``image_median``, launched
 by Triton and by the CUDA driver (``MEDBN_LAUNCH``), replayed as CUDA graphs, and with BatchNorm and ReLU in one kernel
-(``fuse``), by the last launcher and as a graph. Before that, what one layer costs the
-host, beside ``F.batch_norm`` and one Triton launch.
+(``fuse``), by the last launcher and as a graph. Before that, what one layer costs the host, beside ``F.batch_norm`` and
+one Triton launch.
 
 All candidates of a case take turns in one process. A ratio compares two neighbouring calls: the candidate's, and the
 same method's with ``mean``, eager. ``--budget`` is in seconds: cases share what is left equally, and each is written to

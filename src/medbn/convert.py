@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm, _LazyNormBase
 
 from . import _exportable, distributed, estimators, fusion, policies
+from ._check_types import wrong_type
 from ._errors import abbreviate
 from ._isolate import isolates
 from .distributed import Group
@@ -96,6 +97,9 @@ def convert(
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"expected a torch.nn.Module, got {type(model).__name__}.")
+    for name, value in (("exportable", exportable), ("fuse", fuse)):
+        if problem := wrong_type(value, "bool"):
+            raise TypeError(f"{name} {problem}")
     estimator, policy = estimators.get(estimator), policies.get(policy)
     estimator = _exportable.get(estimator) if exportable else estimator
     isolates(estimator, nonfinite)

@@ -126,6 +126,8 @@ def test_recipes_lists_everything(capsys, tmp_path, monkeypatch):
         (["recipes", "demos"], "Did you mean 'demo'"),
         (["recipes", "--import", "no_module"], "no_module"),
         (["demo", "--sead=3"], "--sead"),
+        (["demo", "attacks"], "argument DEMO"),
+        (["demo", "changes", "--full"], "leave --full"),
         (["dance"], "invalid choice"),
         ([], "required: COMMAND"),
     ],

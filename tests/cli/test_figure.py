@@ -102,6 +102,10 @@ def test_progress_counts_the_attacks_of_a_figure(capsys):
     assert lines[-1].endswith("2 of 2")
 
 
+def test_two_formats_are_refused(refusal):
+    assert "--format svg" in refusal(["figure", "shift", "--out", "a.png", "--format", "svg"])
+
+
 def test_numbers_of_another_figure_are_refused(folder, refusal):
     (folder / "a.json").write_text('{"figure": "tsne", "settings": {}, "rows": []}', encoding="utf-8")
     assert "'tsne'" in refusal(["figure", "shift", "--from", "a.json"])

@@ -57,9 +57,20 @@ def test_alpha_bn_that_counts_no_source_image(images):
         tta(x)
 
 
-def test_another_name_of_the_learning_rate_is_recognised():
+def test_other_names_of_options_are_recognised():
+    with pytest.raises(ValueError, match="Did you mean 'estimator'"):
+        medbn.adapt(network(), "tent", estimators="median")
     with pytest.raises(ValueError, match="Did you mean 'lr'"):
         medbn.adapt(network(), "tent", learning_rate=0.1)
+
+
+def test_arguments_that_are_not_true_or_false():
+    for name in ("fuse", "inplace"):
+        with pytest.raises(TypeError, match=f"^{name} .*'no'"):
+            medbn.adapt(network(), **{name: "no"})
+    for name in ("fuse", "exportable"):
+        with pytest.raises(TypeError, match=f"^{name} .*'no'"):
+            medbn.convert(network(), **{name: "no"})
 
 
 def test_lazy_layers():

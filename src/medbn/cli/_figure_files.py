@@ -60,8 +60,12 @@ class FigureFiles:
     @classmethod
     def of(cls, options: argparse.Namespace) -> FigureFiles:
         """Return the files that the options ask for."""
+        from .. import analysis
+
         suffix = Path(options.out).suffix[1:] if options.out and not is_folder(options.out) else ""
         form = options.format or suffix or "svg"
+        if suffix in analysis.FORMATS and form != suffix:
+            raise ValueError(f"--out {options.out} and --format {form} are two formats; leave --format out.")
         numbers_alone = (options.json or options.csv) and not options.out
         out = None if numbers_alone else options.out or f"{options.name}.{form}"
         themes = list(dict.fromkeys(options.theme))

@@ -33,7 +33,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
         nargs="?",
         choices=(*RECIPES, "changes"),
         default="attack",
-        help="which demonstration; default: attack",
+        metavar="DEMO",
+        help="attack (default), segmentation or changes",
     )
     parser.add_argument("--full", action="store_true", help="all fifteen corruptions")
     parser.add_argument(
@@ -48,6 +49,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Run a recipe and write its report, or run the stream that changes; return the exit code."""
     if options.what == "changes":
+        if options.full or options.store:
+            raise ValueError("the demo of changes is one stream that is not stored; leave --full and --store out.")
         from ._arguments import choose_device
         from ._demo_changes import print_stream
 

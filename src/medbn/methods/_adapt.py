@@ -11,6 +11,7 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from .. import distributed, estimators, fusion
+from .._check_types import wrong_type
 from .._errors import unknown_name
 from ..convert import Names, convert
 from ..distributed import Group
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
 
 DEFAULT_ESTIMATOR = "image_median@0.5"
 """The estimator of a model that has none yet."""
+OWN_OPTIONS = ("method", "estimator", "preset", "inplace", "include", "exclude", "group", "fuse")
+"""Arguments of ``adapt`` itself, which an unknown option may be a misspelling of."""
 
 
 def adapt(
@@ -86,7 +89,10 @@ def adapt(
     names = options(method, preset)
     for name in method_options:
         if name not in names:
-            raise unknown_name(f"option of {kind.__name__}", name, names)
+            raise unknown_name(f"option of {kind.__name__}", name, [*names, *OWN_OPTIONS])
+    for name, value in (("inplace", inplace), ("fuse", fuse)):
+        if problem := wrong_type(value, "bool"):
+            raise TypeError(f"{name} {problem}")
     if estimator is not None:
         estimator = estimators.get(estimator)
     # An iterator is consumed once, and in-place adaptation needs its contents twice.
