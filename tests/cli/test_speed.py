@@ -144,6 +144,7 @@ def test_all_parts_are_the_default_and_threads_are_set(monkeypatch, capsys):
         (["--shapes", "2x-3x4x4"], "a shape is BxCxHxW"),
         (["--shapes", "1x4x1x1"], "more than one value per channel"),
         (["--dtype", "float8"], "unknown dtype"),
+        (["--model", "resnet-62"], "unknown model"),
         (["--layouts", "nhwc"], "Did you mean 'nchw'"),
         (["--rounds", "0"], "at least 1"),
         (["--batch", "1"], "no benign image"),

@@ -144,7 +144,7 @@ class _Record:
 
 def _settings(options: argparse.Namespace) -> Settings:
     """Return the default settings of the device, changed by the options."""
-    from .. import estimators, speed
+    from .. import estimators, models, speed
 
     settings = speed.Settings.defaults(choose_device(options.device), options.quick)
     changes: dict[str, Any] = {"dtype": options.dtype, "reference": not options.no_reference}
@@ -167,6 +167,9 @@ def _settings(options: argparse.Namespace) -> Settings:
     if options.attack_steps:
         changes["attack_steps"] = options.attack_steps
     if options.model:
+        for name in options.model:
+            if ":" not in name and name not in models.available():  # now, and not behind the header
+                raise unknown_name("model", name, models.available())
         changes["models"] = tuple(dict.fromkeys(options.model))
     if options.pixels:
         changes["pixels"] = options.pixels
