@@ -34,6 +34,8 @@ INLINE vf load_first(const float *from, int n) { return _mm256_maskload_ps(from,
 INLINE void store_first(float *to, vf v, int n) { _mm256_maskstore_ps(to, _mm256_castps_si256(first(n)), v); }
 INLINE mask less(vf a, vf b) { return _mm256_cmp_ps(a, b, _CMP_LT_OQ); }
 INLINE mask equal(vf a, vf b) { return _mm256_cmp_ps(a, b, _CMP_EQ_OQ); }
+INLINE mask upto(vf a, vf b) { return _mm256_cmp_ps(a, b, _CMP_LE_OQ); }
+INLINE mask above(vi a, int n) { return _mm256_castsi256_ps(_mm256_cmpgt_epi32(a, _mm256_set1_epi32(n))); }
 INLINE mask both(mask a, mask b) { return _mm256_and_ps(a, b); }
 INLINE unsigned bits(mask m) { return (unsigned)_mm256_movemask_ps(m); }
 INLINE vf keep(mask m, vf v) { return _mm256_and_ps(m, v); }

@@ -23,6 +23,8 @@ INLINE vf load_first(const float *from, int n) { return _mm512_maskz_loadu_ps(fi
 INLINE void store_first(float *to, vf v, int n) { _mm512_mask_storeu_ps(to, first(n), v); }
 INLINE mask less(vf a, vf b) { return _mm512_cmp_ps_mask(a, b, _CMP_LT_OQ); }
 INLINE mask equal(vf a, vf b) { return _mm512_cmp_ps_mask(a, b, _CMP_EQ_OQ); }
+INLINE mask upto(vf a, vf b) { return _mm512_cmp_ps_mask(a, b, _CMP_LE_OQ); }
+INLINE mask above(vi a, int n) { return _mm512_cmpgt_epi32_mask(a, _mm512_set1_epi32(n)); }
 INLINE mask both(mask a, mask b) { return a & b; }
 INLINE unsigned bits(mask m) { return m; }
 INLINE vf keep(mask m, vf v) { return _mm512_maskz_mov_ps(m, v); }

@@ -18,6 +18,8 @@ INLINE void store_first(float *to, vf v, int n) { for (int l = 0; l < n; l++) to
 INLINE mask first(int n) { return (vi){0, 1, 2, 3} < (vi){n, n, n, n}; }
 INLINE mask less(vf a, vf b) { return a < b; }
 INLINE mask equal(vf a, vf b) { return a == b; }
+INLINE mask upto(vf a, vf b) { return a <= b; }
+INLINE mask above(vi a, int n) { return a > n; }
 INLINE mask both(mask a, mask b) { return a & b; }
 INLINE unsigned bits(mask m) { return (m[0] & 1) | (m[1] & 2) | (m[2] & 4) | (m[3] & 8); }
 INLINE vf keep(mask m, vf v) { return (vf)((vi)v & m); }

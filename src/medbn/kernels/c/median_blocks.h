@@ -1,6 +1,9 @@
 /* The median of every channel where channels are contiguous, or so short that they are made so by a transposed copy. */
 
-enum { COPIED_ROWS = 16384 /* rows up to which a block of channels is transposed as a whole, in cache */ };
+enum {
+    COPIED_ROWS = 16384,     /* rows up to which a block of channels is transposed as a whole, in cache */
+    COPIED_VALUES = 1 << 17, /* values up to which several blocks are, so that more of each row is read at once */
+};
 
 struct median_job {
     struct job job;
@@ -38,51 +41,61 @@ static void median_in_planes(struct job *job) {
     free_space(&space);
 }
 
-/* The statistics of the channels of a block whose bits are set in `selected`, from a transposed copy of those. */
-static void median_of_block(struct median_job *j, int64_t channel, int width, unsigned selected, float *columns,
-                            struct space *space) {
-    const int64_t n = j->at->images * j->at->size, pitch = n + SLACK, stride = j->at->channels;
-    const float *x = j->x + channel;
+/* Copy the channels of a block whose bits are set in `selected` to columns, from row `from` on up to BLOCK rows. */
+static void copy_rows(const struct median_job *j, int64_t channel, int width, unsigned selected, int64_t from,
+                      float *columns, int64_t pitch) {
+    const int64_t n = j->at->images * j->at->size, stride = j->at->channels;
+    const float *x = j->x + from * stride + channel;
     float tile[BLOCK * BLOCK];
-    const bool all = selected == (1u << width) - 1;
-    for (int64_t i = 0; i < n; i += BLOCK) {
-        if (i + BLOCK > n) {
-            int64_t row = 0;
-            for (int c = 0; c < width; c++)
-                if (selected >> c & 1)
-                    for (int64_t r = i, k = row++; r < n; r++) columns[k * pitch + r] = x[r * stride + c];
-        } else if (all) {
-            transpose(x + i * stride, stride, width, columns + i, pitch);
-        } else {
-            int64_t row = 0;
-            transpose(x + i * stride, stride, width, tile, BLOCK);
-            for (int c = 0; c < width; c++)
-                if (selected >> c & 1) memcpy(columns + row++ * pitch + i, tile + c * BLOCK, sizeof(float) * BLOCK);
-        }
-    }
     int64_t row = 0;
-    for (int c = 0; c < width; c++) {
-        if (!(selected >> c & 1)) continue;
-        struct column v = {columns + row++ * pitch, 1, n, 0, 1, 0, false};
-        if (j->centre) v.centre = j->centre[channel + c], v.deviations = true;
-        struct summary r = summarise(&v, space);
-        write_result(j, channel + c, &r);
+    columns += from;
+    if (from + BLOCK > n) {
+        for (int c = 0; c < width; c++)
+            if (selected >> c & 1)
+                for (int64_t r = 0, k = row++; r < n - from; r++) columns[k * pitch + r] = x[r * stride + c];
+    } else if (selected == (1u << width) - 1) {
+        transpose(x, stride, width, columns, pitch);
+    } else {
+        transpose(x, stride, width, tile, BLOCK);
+        for (int c = 0; c < width; c++)
+            if (selected >> c & 1) memcpy(columns + row++ * pitch, tile + c * BLOCK, sizeof(float) * BLOCK);
     }
 }
 
-/* Channels last, few rows: a unit of work is a block of channels. */
+/* The statistics of a channel that was copied to a column. */
+static void median_of_column(struct median_job *j, int64_t channel, const float *column, struct space *space) {
+    struct column v = {column, 1, j->at->images * j->at->size, 0, 1, 0, false};
+    if (j->centre) v.centre = j->centre[channel], v.deviations = true;
+    struct summary r = summarise(&v, space);
+    write_result(j, channel, &r);
+}
+
+/* The statistics of the channels of a block whose bits are set in `selected`, from a transposed copy of those. */
+static void median_of_block(struct median_job *j, int64_t channel, int width, unsigned selected, float *columns,
+                            struct space *space) {
+    const int64_t n = j->at->images * j->at->size, pitch = n + SLACK;
+    for (int64_t i = 0; i < n; i += BLOCK) copy_rows(j, channel, width, selected, i, columns, pitch);
+    for (int c = 0; c < width; c++)
+        if (selected >> c & 1) median_of_column(j, channel + c, columns, space), columns += pitch;
+}
+
+/* Channels last, few rows: a unit of work is a block of channels, several of which are copied together. */
 static void median_by_blocks(struct job *job) {
     struct median_job *j = (struct median_job *)job;
-    const int64_t n = j->at->images * j->at->size, channels = j->at->channels;
+    const int64_t n = j->at->images * j->at->size, pitch = n + SLACK;
     struct space space;
-    float *columns = malloc(sizeof(float) * BLOCK * (size_t)(n + SLACK));
+    float *columns = malloc(sizeof(float) * (size_t)(job->grain * BLOCK * pitch));
     bool room = make_space(&space, n) && columns;
     if (!room) atomic_fetch_or(&job->status, NO_MEMORY);
-    for (int64_t b, end; room && medbn_take(job, &b, &end);)
-        for (; b < end; b++) {
-            int width = (int)smaller(BLOCK, channels - b * BLOCK);
-            median_of_block(j, b * BLOCK, width, (1u << width) - 1, columns, &space);
-        }
+    for (int64_t from, to; room && medbn_take(job, &from, &to);) {
+        const int64_t channel = from * BLOCK, channels = smaller(to * BLOCK, j->at->channels) - channel;
+        for (int64_t i = 0; i < n; i += BLOCK)
+            for (int64_t c = 0; c < channels; c += BLOCK) {
+                const int width = (int)smaller(BLOCK, channels - c);
+                copy_rows(j, channel + c, width, (1u << width) - 1, i, columns + c * pitch, pitch);
+            }
+        for (int64_t c = 0; c < channels; c++) median_of_column(j, channel + c, columns + c * pitch, &space);
+    }
     free(columns);
     free_space(&space);
 }

@@ -226,7 +226,9 @@ static int median(const struct layout *at, const float *x, const float *centre, 
     j.job.count = at->last ? blocks : at->channels;
     j.job.grain = 1;
     if (!at->last) return medbn_parallel(&j.job, at, median_in_planes);
-    if (at->images * at->size <= COPIED_ROWS) return medbn_parallel(&j.job, at, median_by_blocks);
-    j.job.grain = smaller(GROUP / BLOCK, (blocks + at->threads - 1) / at->threads);
-    return medbn_parallel(&j.job, at, median_by_rows);
+    const int64_t n = at->images * at->size;
+    int64_t together = smaller(GROUP / BLOCK, (blocks + at->threads - 1) / at->threads);
+    if (n <= COPIED_ROWS) together = larger(1, smaller(together, COPIED_VALUES / (BLOCK * n)));
+    j.job.grain = together;
+    return medbn_parallel(&j.job, at, n <= COPIED_ROWS ? median_by_blocks : median_by_rows);
 }

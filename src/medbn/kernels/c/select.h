@@ -1,8 +1,9 @@
 /* Exact selection in a contiguous buffer. */
 
 enum {
-    FEW = 32,      /* values among which ranks are simply counted */
-    NARROWED = 512 /* from so many values on, two pivots remove more than one does */
+    FEW = 32,     /* values among which ranks are simply counted */
+    MARGIN = 4,   /* ranks of FEW values around the one sought, between which it very probably is */
+    NARROWED = 128 /* from so many values on, two pivots remove more than one does */
 };
 
 /* Unsigned integers in the same order as the floats. */
@@ -37,36 +38,60 @@ static float select_by_digits(const float *values, int64_t n, int64_t k) {
     return value_of(prefix);
 }
 
-/* The value of rank k of at most FEW: the one that has at most k values below it, and more than k up to it. */
-static float select_among_few(const float *values, int n, int k) {
-    for (int j = 0; j < n; j++) {
-        vf v = splat(values[j]);
-        int below = 0, upto = 0;
-        for (int i = 0; i < n; i += LANES) {
-            mask here = first(n - i < LANES ? n - i : LANES);
-            vf w = load_first(values + i, n - i < LANES ? n - i : LANES);
-            below += __builtin_popcount(bits(both(here, less(w, v))));
-            upto += __builtin_popcount(bits(both(here, less(w, v))) | bits(both(here, equal(w, v))));
-        }
-        if (below <= k && k < upto) return values[j];
+/* A few values, and how many of all of them are not above each. */
+struct few {
+    const float *values;
+    int n;
+    vi upto[FEW / LANES];
+};
+
+/* Compare all with all: no values make that slower, and there is no branch to guess wrong. */
+INLINE void rank_few(struct few *f, const float *values, int n) {
+    vf v[FEW / LANES];
+    f->values = values;
+    f->n = n;
+    for (int i = 0; i < FEW / LANES; i++) {
+        const int here = n - i * LANES;
+        v[i] = here >= LANES ? load(values + i * LANES) : here > 0 ? load_first(values + i * LANES, here) : splat(NAN);
+        f->upto[i] = (vi){0};
+    }
+    for (int j = 0; j < n; j++)
+        for (int i = 0; i < FEW / LANES; i++) f->upto[i] = add_mask(f->upto[i], upto(splat(values[j]), v[i]));
+}
+
+/* The value of rank k: the least that more than k are not above. Without equal values, there is one for each number. */
+INLINE float few_at(const struct few *f, int k) {
+    for (; k < f->n; k++) {
+        uint64_t lanes = 0;
+        for (int i = 0; i < FEW / LANES; i++)
+            lanes |= (uint64_t)(bits(above(f->upto[i], k)) & ~bits(above(f->upto[i], k + 1))) << i * LANES;
+        lanes &= ((uint64_t)1 << f->n) - 1;
+        if (lanes) return f->values[__builtin_ctzll(lanes)];
     }
     return NAN;
 }
 
-/* A value of rank near k: of `size` equally spaced values, the one of the corresponding rank plus `off`. Infinite where
- * there is no such rank. */
-INLINE float pivot(const float *values, int64_t n, int64_t k, int size, int off) {
-    float sample[FEW];
+static float select_among_few(const float *values, int n, int k) {
+    struct few f;
+    rank_few(&f, values, n);
+    return few_at(&f, k);
+}
+
+/* Take `size` equally spaced values. */
+INLINE void take_few(const float *values, int64_t n, int size, float *sample) {
     for (int j = 0; j < size; j++) sample[j] = values[(2 * j + 1) * n / (2 * size)];
-    int rank = (int)(k * size / n) + off;
-    if (rank < 0) return -INFINITY;
-    return rank < size ? select_among_few(sample, size, rank) : INFINITY;
 }
 
 /* Copy to `a` the values between two pivots around rank k, and count the values up to the lower pivot. Return whether
  * rank k is among what was copied. */
 static bool narrow(const float *values, int64_t n, int64_t k, float *a, int64_t *copied, int64_t *upto) {
-    const vf low = splat(pivot(values, n, k, FEW, -4)), high = splat(pivot(values, n, k, FEW, 4));
+    float sample[FEW];
+    struct few f;
+    const int middle = (int)(k * FEW / n);
+    take_few(values, n, FEW, sample);
+    rank_few(&f, sample, FEW);
+    const vf low = splat(middle < MARGIN ? -INFINITY : few_at(&f, middle - MARGIN));
+    const vf high = splat(middle + MARGIN < FEW ? few_at(&f, middle + MARGIN) : INFINITY);
     vi over_low = {0};
     float *out = a;
     int64_t i = 0;
@@ -101,7 +126,9 @@ static float select_rank(const float *values, int64_t n, int64_t k, float *a, fl
             k -= upto;
             continue;
         }
-        float at = pivot(values, n, k, 16, 0);
+        float sample[FEW / 2];
+        take_few(values, n, FEW / 2, sample);
+        float at = select_among_few(sample, FEW / 2, (int)(k * (FEW / 2) / n));
         vf p = splat(at);
         float *low = a, *high = b;
         int64_t i = 0;

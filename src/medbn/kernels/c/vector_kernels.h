@@ -4,7 +4,9 @@
  *   vf, vi, mask                 vectors of floats and of 32-bit integers; a set of lanes
  *   splat, load, store           one value in all lanes; unaligned loads and stores
  *   load_first, store_first      the first n lanes alone, n < LANES; the other lanes are loaded as 0
- *   first(n), both, less, equal  sets of lanes; comparisons with NaN are false
+ *   first(n), both               sets of lanes
+ *   less, upto, equal            <, <=, ==; comparisons with NaN are false
+ *   above(count, n)              counts of more than n
  *   bits(m)                      the set as the bits of an integer
  *   keep(m, v)                   v in the lanes of m, 0 in the others
  *   magnitude(v)                 |v|
