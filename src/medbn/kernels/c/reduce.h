@@ -2,7 +2,7 @@
 
 enum {
     MOST_CHUNKS = 64, /* partial sums per channel where channels are last */
-    TILE_VALUES = 8192 /* values of a tile of rows, about, so that a tile stays in cache */
+    TILE_VALUES = 16384 /* values of a tile of rows, about, so that a tile stays in cache */
 };
 
 struct reduce_job {
@@ -66,10 +66,8 @@ INLINE void add_rows(const float *g, const float *x, const float *centre, int64_
         sum += along;
         product += along * ((lanes == LANES ? load(x) : load_first(x, lanes)) - middle);
     }
-    float s[LANES], p[LANES];
-    store(s, sum);
-    store(p, product);
-    for (int l = 0; l < lanes; l++) sum_g[l] += s[l], sum_gx[l] += p[l];
+    add_lanes(sum_g, sum, lanes);
+    add_lanes(sum_gx, product, lanes);
 }
 
 /* Channels last: a unit of work is a chunk of rows. */

@@ -18,6 +18,15 @@ INLINE double total(vf v) {
     return sums[0];
 }
 
+/* Add the first lanes to as many sums. */
+INLINE void add_lanes(double *sums, vf v, int lanes) {
+    typedef double doubles __attribute__((vector_size(8 * LANES)));
+    doubles all = {0};
+    memcpy(&all, sums, sizeof *sums * (size_t)lanes);
+    all += __builtin_convertvector(v, doubles);
+    memcpy(sums, &all, sizeof *sums * (size_t)lanes);
+}
+
 /* The sum of the lanes of counters. */
 INLINE int64_t count(vi v) {
     int32_t t[LANES];
