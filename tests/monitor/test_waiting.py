@@ -12,6 +12,7 @@ import torch
 
 import medbn
 
+from ..tiers import slow
 from .test_monitor import network, poisoned, stream, watched
 
 
@@ -53,7 +54,7 @@ def serve(wait, method="tebn", batches=None, **options):
     return adapter, monitor, kept, calls, seen
 
 
-@pytest.mark.parametrize("method", ["tebn", "tent", "past"])
+@pytest.mark.parametrize("method", ["past", *slow("tebn", "tent")])
 def test_everything_is_the_same_one_call_later(method):
     _, waiting, told, calls, seen = serve(True, method)
     _, monitor, later, late_calls, late = serve(False, method)
