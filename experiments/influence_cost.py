@@ -10,14 +10,11 @@ computed, which other processes do not add to.
 
 from __future__ import annotations
 
-import json
-import statistics
 import sys
 
 import medbn
-from _serving import make_inputs, read_options, time_call
+from _serving import Turns, make_inputs, print_place, read_options, write_record
 from medbn import cli
-from medbn.bench import Place, machine_facts
 
 METHODS = {
     "tent": {},
@@ -34,31 +31,15 @@ WARM_UP = 2
 def main() -> None:
     options = read_options(__doc__, rounds=12)
     model, images = make_inputs(options)
-    machine, rows = machine_facts(Place(device=options.device)), []
-    print(
-        f"{machine['device']}, torch {machine['torch']}; {options.model}, {options.images} images of {options.size} px"
-    )
+    facts, rows = print_place(options), []
     for method, method_options in METHODS.items():
         plain = medbn.adapt(model, method, "median", **method_options)
         for influence in INFLUENCES:
             bounded = medbn.adapt(model, method, "median", influence=influence, **method_options)
-            ratios, times = [], []
-            for number in range(options.rounds + WARM_UP):
-                order = (plain, bounded) if number % 2 else (bounded, plain)
-                taken = {adapter is bounded: time_call(adapter, images) for adapter in order}
-                if number >= WARM_UP:
-                    ratios.append(taken[True] / taken[False])
-                    times.append(taken[False])
-            low, middle, high = statistics.quantiles(ratios, n=4)
-            row = {"method": method, "influence": influence, "ms": 1000 * statistics.median(times), "ratios": ratios}
-            rows.append(row)
-            print(
-                f"{method:6}{influence:8}{row['ms']:9.1f} ms  ratio {middle:.2f} (quartiles {low:.2f} to {high:.2f})",
-                flush=True,
-            )
-    if options.json:
-        settings = {**vars(options), "json": None}
-        options.json.write_text(json.dumps({"facts": machine, "settings": settings, "rows": rows}) + "\n")
+            turns = Turns.of(plain, bounded, images, options.rounds, WARM_UP)
+            rows.append({"method": method, "influence": influence, **turns.record()})
+            print(f"{method:6} {influence:8} {turns.describe()}", flush=True)
+    write_record(options, facts, rows)
 
 
 if __name__ == "__main__":

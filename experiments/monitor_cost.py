@@ -13,7 +13,6 @@ time on the GPU, operations on a CPU, and the time until a call returns, which i
 from __future__ import annotations
 
 import copy
-import json
 import statistics
 import sys
 import time
@@ -23,11 +22,12 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 import medbn
-from _serving import make_inputs, read_options, time_call
+from _serving import Turns, make_inputs, print_place, read_options, write_record
 from medbn import cli
-from medbn.bench import Place, machine_facts
 from medbn.methods import Adapter
 
+WARM_UP = 3
+"""The first calls choose kernels and collect the reference."""
 SHOWN = 15
 """How many kernels ``--profile`` shows."""
 PROFILED = 5
@@ -38,10 +38,7 @@ METHODS = [("tebn", "mean"), ("tebn", "median"), ("tent", "median"), ("past", "i
 def main() -> None:
     options = read_options(__doc__, rounds=15, profile="show which kernels the monitor adds, and how many")
     model, images = make_inputs(options)
-    machine, rows = machine_facts(Place(device=options.device)), []
-    print(
-        f"{machine['device']}, torch {machine['torch']}; {options.model}, {options.images} images of {options.size} px"
-    )
+    facts, rows = print_place(options), []
     for method, estimator in METHODS:
         plain = medbn.adapt(model, method, estimator)
         watched = copy.deepcopy(plain)
@@ -50,21 +47,11 @@ def main() -> None:
             print(f"{method} {estimator}")
             profile_monitor(plain, watched, images)
             continue
-        ratios, times = [], []
-        for number in range(options.rounds + 3):
-            order = (plain, watched) if number % 2 else (watched, plain)
-            taken = {adapter is watched: time_call(adapter, images) for adapter in order}
-            if number >= 3:  # the first calls choose kernels and collect the reference
-                ratios.append(taken[True] / taken[False])
-                times.append(taken[False])
-        low, middle, high = statistics.quantiles(ratios, n=4)
-        row = {"method": method, "estimator": estimator, "ms": 1000 * statistics.median(times), "ratios": ratios}
-        rows.append(row)
-        print(f"{method:6} {estimator:18} {row['ms']:8.1f} ms  ratio {middle:.3f} (quartiles {low:.3f} to {high:.3f})")
-    if options.json and not options.profile:
-        options.json.write_text(
-            json.dumps({"facts": machine, "settings": {**vars(options), "json": None}, "rows": rows})
-        )
+        turns = Turns.of(plain, watched, images, options.rounds, WARM_UP)
+        rows.append({"method": method, "estimator": estimator, **turns.record()})
+        print(f"{method:6} {estimator:18} {turns.describe()}", flush=True)
+    if not options.profile:
+        write_record(options, facts, rows)
 
 
 def profile_monitor(plain: Adapter, watched: Adapter, images: torch.Tensor) -> None:

@@ -207,7 +207,8 @@ def describe_duration(seconds: float, device: str, per_second: float) -> str:
     ('40 s', '1.1 h', '6 days')
     """
     if seconds > LONGEST:
-        return f"too long here, about {gpu_hours(seconds, device, per_second):,.0f} GPU-hours"
+        hours = round(gpu_hours(seconds, device, per_second))
+        return f"too long here, about {hours:,} GPU-hour{'' if hours == 1 else 's'}"
     if seconds < 90:
         return f"{seconds:.0f} s"
     if seconds < 5400 / 2:

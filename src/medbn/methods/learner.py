@@ -18,6 +18,7 @@ from ._call import Inputs, LogitsOption, Predictions, extract_logits
 from ._method import Run
 from ._part import average_gradients
 from ._past_average import MIN_IMAGES, MOMENTUM
+from ._registry import available, get
 from ._stages import last_stage
 from ._step_graph import StepGraphs
 from ._unroll import optimizer_step
@@ -125,7 +126,8 @@ class Learner(BoundedInfluence):
         )
         if graph and (bounded or not self.replays):
             own = f"{self._name()} with influence={influence!r}" if bounded else self._name()
-            raise ValueError(f"graph=True replays the passes of tent, eta, eata, sar and sotta; not of {own}.")
+            replayed = ", ".join(name for name in available() if getattr(get(name), "replays", False))
+            raise ValueError(f"graph=True replays the passes of {replayed}; not of {own}.")
         if steps < 1:
             raise ValueError(f"steps is the number of updates per batch, at least 1; got {steps}.")
         if not callable(optimizer) and optimizer not in OPTIMIZERS:
