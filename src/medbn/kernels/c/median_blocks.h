@@ -49,6 +49,7 @@ static void copy_rows(const struct median_job *j, int64_t channel, int width, un
     float tile[BLOCK * BLOCK];
     int64_t row = 0;
     columns += from;
+    for (int r = BLOCK; r < 2 * BLOCK; r++) __builtin_prefetch(x + r * stride); /* the next ones */
     if (from + BLOCK > n) {
         for (int c = 0; c < width; c++)
             if (selected >> c & 1)

@@ -54,6 +54,7 @@ INLINE void count_tile(struct block *k, const float *x, int64_t stride, int widt
         memcpy(&over_high, k->over_high + lane, sizeof over_high);
         for (int64_t r = 0; r < rows; r++) {
             const float *from = x + r * stride + lane;
+            __builtin_prefetch(from + TILE * stride); /* of the next tile: while this one is being collected */
             vf v = read_all(lanes == LANES ? load(from) : load_first(from, lanes), centre, deviations);
             below = add_mask(below, less(v, low));
             over_low = add_mask(over_low, less(low, v));

@@ -63,6 +63,8 @@ INLINE void add_rows(const float *g, const float *x, const float *centre, int64_
     vf sum = splat(0.0f), product = sum;
     for (int64_t r = 0; r < rows; r++, g += stride, x += stride) {
         vf along = lanes == LANES ? load(g) : load_first(g, lanes);
+        __builtin_prefetch(g + rows * stride); /* of the next tile */
+        __builtin_prefetch(x + rows * stride);
         sum += along;
         product += along * ((lanes == LANES ? load(x) : load_first(x, lanes)) - middle);
     }
