@@ -80,9 +80,10 @@ def convert(
             numbers, more slowly.
         fuse: compute a layer and the ReLU behind it, with an addition between if there is one, in one kernel, which
             Triton has. The same to rounding. ``torch.fx`` finds where modules call both, and those modules get a
-            forward that calls both at once; ``medbn.fused_layers`` names the layers. A ValueError says so where there
-            are none. ``revert`` undoes it; converting again keeps it. Elsewhere than in Triton's kernels, and where
-            something may look at what is between layer and ReLU (hooks, masks, ``torch.compile``, train()), the
+            forward that calls both at once; ``medbn.fused_layers`` names the layers. Numbers and flags that a forward
+            reads are read once; it runs as before once an attribute of its module is set. A ValueError says so where
+            there are none. ``revert`` undoes it; converting again keeps it. Elsewhere than in Triton's kernels, and
+            where something may look at what is between layer and ReLU (hooks, masks, ``torch.compile``, train()), the
             original operations run, to the bit. Convert before other threads run models, which ``torch.fx`` disturbs
             for some milliseconds. docs/speed.md has more.
 

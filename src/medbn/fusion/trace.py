@@ -5,7 +5,8 @@ is. The new forward is Python that calls the same children under the same names.
 
 A forward that decides by what fx does not see is refused: by values (of which fx tells), by types of tensors, by
 whether gradients are on, or by arguments that a caller may leave out. So is one that keeps anything in the module. What
-a forward decides by the module's own attributes is decided for good; ``module.Fused`` watches those.
+a forward reads of the module's own attributes and of global variables is read once; ``module.Fused`` notices when an
+attribute is set, and neither changes within one nor those of global variables.
 """
 
 from __future__ import annotations
