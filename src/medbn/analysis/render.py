@@ -87,7 +87,7 @@ def contact_sheet(figures: Sequence[Numbers], form: str = "svg", theme: str = "l
 
 def _draw_with_title(numbers: Numbers, part: SubFigure, theme: Theme, width: float, height: float) -> None:
     entry = registry.get(numbers.figure)
-    where = "ours" if entry.paper == "ours" else f"the paper's figure {entry.paper}"
+    where = "ours" if entry.paper == "ours" else f"the paper's figure{'s' if ',' in entry.paper else ''} {entry.paper}"
     halves: Any = part.subfigures(2, 1, height_ratios=(TITLE, height - TITLE))
     title, canvas = halves
     title.text(0.01, 0.3, f"{numbers.figure}: {entry.title} ({where})", fontsize=9, weight="bold")
