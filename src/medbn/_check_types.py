@@ -41,3 +41,11 @@ def check_fields(one: Any) -> None:
         problem = wrong_type(getattr(one, field.name), str(field.type))
         if problem:
             raise ValueError(f"{field.name} {problem}")
+
+
+def check_bounds(bounds: Any) -> tuple[float, float]:
+    """Return the smallest and the largest value that images may have, or raise."""
+    pair = tuple(bounds) if isinstance(bounds, tuple | list) else ()
+    if len(pair) != 2 or not all(isinstance(b, int | float) for b in pair) or not pair[0] < pair[1]:
+        raise ValueError(f"bounds are the smallest and the largest value of an image, such as (0, 1); got {bounds!r}.")
+    return float(pair[0]), float(pair[1])

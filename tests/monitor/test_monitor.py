@@ -545,7 +545,11 @@ def test_wrong_arguments_are_refused_and_nothing_is_attached():
     with pytest.raises(ValueError, match="graph"):
         medbn.Monitor(medbn.adapt(network(), method="tebn", graph=True))
     assert not adapter._forward_hooks
-    monitor = medbn.Monitor(adapter, alarms=["presure/*"])
-    with pytest.warns(UserWarning, match="presure"):
+    for options, words in (({"alarms": ["presure/*"]}, "pressure"), ({"bounds": (1, 0)}, "bounds")):
+        with pytest.raises(ValueError, match=words):
+            medbn.Monitor(adapter, **options)
+    assert not adapter._forward_hooks
+    monitor = medbn.Monitor(adapter, alarms=["pressure/no_such_layer"])
+    with pytest.warns(UserWarning, match="no_such_layer"):
         adapter(stream(1)[0])
     assert monitor.latest is None

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from .. import kernels
+from .._check_types import check_bounds
 from .._errors import abbreviate, unknown_name
 from ._call import Inputs
 
@@ -36,12 +37,7 @@ class Bounds:
             raise unknown_name("outside", outside, OUTSIDE)
         if bounds is None:
             return None
-        pair = tuple(bounds) if isinstance(bounds, tuple | list) else ()
-        if len(pair) != 2 or not all(isinstance(b, int | float) for b in pair) or not pair[0] < pair[1]:
-            raise ValueError(
-                f"bounds are the smallest and the largest value of an image, such as (0, 1); got {bounds!r}."
-            )
-        return cls(float(pair[0]), float(pair[1]), outside)
+        return cls(*check_bounds(bounds), outside)
 
     def apply(self, inputs: Inputs) -> Inputs:
         """Return the call with NaN for every image outside, or raise a ValueError that says which there are.

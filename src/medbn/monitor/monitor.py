@@ -11,7 +11,7 @@ from dataclasses import replace
 from types import TracebackType
 from typing import Any, Protocol
 
-from .._check_types import wrong_type
+from .._check_types import check_bounds, wrong_type
 from .._errors import unknown_name
 from ..methods import Adapter
 from . import signals
@@ -124,6 +124,7 @@ class Monitor:
         self.adapter = adapter
         self.exporters = tuple(exporters)
         self.wait = wait
+        self.bounds = None if bounds is None else check_bounds(bounds)
         self._records: deque[Record] = deque(maxlen=history)
         self._alarms: list[Alarm] = []
         self._served: Served | None = None
@@ -140,7 +141,7 @@ class Monitor:
         self.layers = choose_layers(adapter, layers)
         with adapter.lock.held:
             self._collector = Collector(
-                adapter, self.layers, bounds, self._measure_early, self._receive, self._notice_changes
+                adapter, self.layers, self.bounds, self._measure_early, self._receive, self._notice_changes
             )
 
     # --- what users read and call -------------------------------------------------------------------------------------

@@ -39,6 +39,10 @@ class Watch:
             raise ValueError(f"alpha is a probability between 0 and 1, got {alpha!r}.")
         self.alpha, self.seed, self.learns = alpha, seed, learns
         self.patterns = None if patterns is None else ([patterns] if isinstance(patterns, str) else list(patterns))
+        for pattern in self.patterns or ():
+            kind = pattern.partition("/")[0]
+            if kind not in signals.available() and not any(character in kind for character in "*?["):
+                raise unknown_name("signal", pattern, signals.available())
         self.sides: dict[str, str] = {}
         """The signals that are tested, each with the change that is looked for; known from the first batch on."""
         self.periods = 1
