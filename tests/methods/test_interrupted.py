@@ -68,6 +68,8 @@ def assert_untouched(tta, before, policies):
     assert [layer.policy for layer in tta.layers.values()] == policies
     assert all((p._valid, p._backward, p._observers, p._overrides) == (None, None, (), ()) for p in tta.layers.values())
     assert all(p.grad is None for p in tta.learned.values())
+    # Within autocast, torch keeps cast copies of weights, and no later step would change them.
+    assert torch.autocast_increment_nesting() - 1 == torch.autocast_decrement_nesting() == 0
 
 
 def interrupt_everywhere(method, model, batches, parts, **options):

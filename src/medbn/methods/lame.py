@@ -83,18 +83,19 @@ class LAME(Adapter):
 
     def _correct(self, logits: Tensor, features: Tensor, valid: Tensor | None) -> Tensor:
         """Return the logarithms of z; the logits themselves for padding and images that are not finite."""
-        with torch.autocast(logits.device.type, enabled=False):
-            wide = logits.dtype if logits.dtype == torch.float64 else torch.float32
-            usable = F.log_softmax(logits.detach().to(wide), dim=1).isfinite().all(dim=1)
-            usable = usable & features.isfinite().all(dim=1)
-            if valid is not None:
-                usable = usable & valid.to(usable.device)
-            log_p = F.log_softmax(torch.where(usable.unsqueeze(1), logits, 0.0).to(wide), dim=1)
-            affinity = self._affinity(features.detach().to(wide), usable)
-            log_z = log_p
-            for _ in range(self.iterations):
-                log_z = F.log_softmax(log_p + affinity @ log_z.exp(), dim=1)
-            return torch.where(usable.unsqueeze(1), log_z.to(logits.dtype), logits)
+        # Autocast leaves float64 alone. To switch it off is unsafe: an interrupt while it comes on again would leave
+        # torch with weights cached for ever.
+        wide = torch.float32 if logits.device.type == "mps" else torch.float64
+        usable = F.log_softmax(logits.detach().to(wide), dim=1).isfinite().all(dim=1)
+        usable = usable & features.isfinite().all(dim=1)
+        if valid is not None:
+            usable = usable & valid.to(usable.device)
+        log_p = F.log_softmax(torch.where(usable.unsqueeze(1), logits, 0.0).to(wide), dim=1)
+        affinity = self._affinity(features.detach().to(wide), usable)
+        log_z = log_p
+        for _ in range(self.iterations):
+            log_z = F.log_softmax(log_p + affinity @ log_z.exp(), dim=1)
+        return torch.where(usable.unsqueeze(1), log_z.to(logits.dtype), logits)
 
     def _affinity(self, features: Tensor, usable: Tensor) -> Tensor:
         """Return the ``(B, B)`` weights between images."""
